@@ -1,7 +1,7 @@
 //! `forebay.toml`: from a file (or none) to a complete configuration with absolute paths.
 //!
-//! Unknown keys are errors with a line number. Relative paths are relative to the file. Without a
-//! file, everything lies in one folder (`./var`), with a pool in a sparse file.
+//! Unknown keys are errors with a line number. Without a file, everything lies in `./var`, with a
+//! pool in a sparse file.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -12,13 +12,10 @@ use serde::{Deserialize, Deserializer, de};
 
 use crate::failure::{Failure, Outcome, While};
 
-/// The default file, if it exists.
 pub(crate) const FILE_NAME: &str = "forebay.toml";
 /// The installed service's configuration.
 const SERVICE_FILE: &str = "/etc/forebay/forebay.toml";
-/// The folder for everything without a file.
 pub(crate) const DEFAULT_DIR: &str = "var";
-/// The pool's size without a file.
 const EMBEDDED_BYTES: u64 = 16 << 30;
 const DEFAULT_LISTEN: &str = "127.0.0.1:4420";
 /// A turn takes microseconds; no device can block it.
@@ -61,7 +58,6 @@ struct LogTable {
     file: Option<PathBuf>,
 }
 
-/// The format of the log.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum LogFormat {
@@ -117,18 +113,15 @@ fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Config {
-    /// The file, if any.
     pub(crate) source: Option<PathBuf>,
     pub(crate) state_dir: PathBuf,
     pub(crate) run_dir: PathBuf,
     pub(crate) api_socket: PathBuf,
-    /// The node's name in the NQNs of its exports, if any.
     pub(crate) node_name: Option<String>,
     pub(crate) log_level: String,
     pub(crate) log_format: LogFormat,
     pub(crate) log_file: PathBuf,
     pub(crate) nvme_tcp: Vec<SocketAddr>,
-    /// Address of the metrics, besides the API.
     pub(crate) metrics: Option<SocketAddr>,
     pub(crate) reactors: u16,
     pub(crate) cpus: Vec<u16>,
@@ -136,14 +129,13 @@ pub(crate) struct Config {
     pub(crate) stuck_s: u32,
     /// Path and size of the pool to create if there is none.
     pub(crate) embedded: Option<(PathBuf, u64)>,
-    /// Where pool devices may be.
     pub(crate) devices: Vec<String>,
     /// Whether devices that fail on purpose may be used.
     pub(crate) allow_faulty: bool,
 }
 
-/// Loads `file`; else `./forebay.toml` if it exists and `dir` is absent; else the defaults in `dir`
-/// (or `./var`).
+/// `file`; else `./forebay.toml` if it exists and `dir` is absent; else the defaults in `dir` (or
+/// `./var`).
 pub(crate) fn load(file: Option<&Path>, dir: Option<&Path>) -> Outcome<Config> {
     let named = match (file, dir) {
         (Some(file), _) => Some(file),
@@ -194,7 +186,6 @@ fn is_node_name(name: &str) -> bool {
     (1..=MAX_NODE_NAME_BYTES).contains(&name.len()) && name.bytes().all(is_plain)
 }
 
-/// `path` is absolute and names the file in errors.
 fn parse(text: &str, path: &Path, dir: Option<&Path>) -> Outcome<Config> {
     let wrong = |message: String| {
         Failure::new(format!("{}: {message}", path.display()))
@@ -287,8 +278,8 @@ fn reactors(stated: Option<u16>, cpus: &[u16]) -> Result<u16, String> {
     Ok(reactors)
 }
 
-/// Finds the API socket: the argument, `FOREBAY_SOCKET`, the current directory's configuration, an
-/// existing default, or the service's configuration.
+/// The argument, `FOREBAY_SOCKET`, the current directory's configuration, an existing default, or
+/// the service's configuration.
 pub(crate) fn socket(said: Option<PathBuf>) -> Outcome<PathBuf> {
     if let Some(path) = said {
         return Ok(path);

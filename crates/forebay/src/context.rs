@@ -10,12 +10,11 @@ use crate::output::Output;
 pub(crate) struct Context {
     pub(crate) client: Client,
     pub(crate) output: Output,
-    /// Whether to skip confirmations.
     pub(crate) yes: bool,
 }
 
 impl Context {
-    /// Asks for confirmation, only on a terminal; fails unless the answer is yes.
+    /// Asks only on a terminal; fails unless the answer is yes.
     pub(crate) fn confirm(&self, question: &str) -> Outcome {
         let (input, error) = (std::io::stdin(), std::io::stderr());
         if self.yes || self.output.json || !input.is_terminal() || !error.is_terminal() {

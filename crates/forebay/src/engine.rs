@@ -1,7 +1,5 @@
-//! `forebay engine`: the engine's process, started by the daemon.
-//!
-//! It turns options into a configuration and waits for the engine's end. Messages go to stderr,
-//! which the daemon has redirected to a file.
+//! `forebay engine`: the engine's process, started by the daemon, which has redirected stderr to a
+//! file.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,7 +11,7 @@ use forebay_engine::{Engine, EngineConfig};
 use crate::failure::{Failure, Outcome, While};
 use crate::limits;
 
-/// How long an engine waits for its daemon's first message.
+/// The limit for the daemon's first message.
 const ORPHAN_LIMIT_S: u64 = 30;
 
 #[derive(Debug, Args)]

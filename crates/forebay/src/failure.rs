@@ -1,8 +1,7 @@
-//! How a command fails.
+//! How a command fails: a message and perhaps a hint.
 //!
-//! A failure has a message and, where useful, a hint. `main` prints them as `error:` and `hint:`,
-//! or as JSON. The exit status is 1 for a refusal, 3 if the daemon does not answer, 4 for not found
-//! and 5 for an existing object; clap exits with 2 on usage errors.
+//! The exit status is 1 for a refusal, 3 if the daemon does not answer, 4 for not found and 5 for
+//! an existing object; clap exits with 2 on usage errors.
 
 use std::any::Any;
 use std::fmt::{self, Display};
@@ -13,13 +12,11 @@ use forebay_control::model::error::ErrorKind;
 
 use crate::word::word;
 
-/// The exit status, and a word for programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Failed,
     Refused(ErrorKind),
     Unreachable,
-    /// `status --check` has printed a problem.
     Unwell(u8),
 }
 
@@ -61,7 +58,7 @@ impl Failure {
         }
     }
 
-    /// A refusal of the kind that the daemon would give.
+    /// As the daemon would refuse it.
     pub(crate) fn refused(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self {
             kind: Kind::Refused(kind),
@@ -69,7 +66,6 @@ impl Failure {
         }
     }
 
-    /// An unusable argument or file.
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
         Self::refused(ErrorKind::Invalid, message)
     }
@@ -82,7 +78,6 @@ impl Failure {
         }
     }
 
-    /// Marks that the daemon was not reached.
     pub(crate) fn unreachable(self) -> Self {
         Self {
             kind: Kind::Unreachable,
@@ -99,13 +94,11 @@ impl Failure {
         self
     }
 
-    /// Adds a hint if there is none.
     pub(crate) fn or_hint(mut self, hint: impl Into<String>) -> Self {
         self.hint.get_or_insert_with(|| hint.into());
         self
     }
 
-    /// Adds another hint.
     pub(crate) fn also_hint(mut self, hint: impl Display) -> Self {
         self.hint = Some(match self.hint {
             Some(first) => format!("{first}; {hint}"),
@@ -114,7 +107,7 @@ impl Failure {
         self
     }
 
-    /// Prints to stderr; with `json`, as the API formats errors.
+    /// With `json`, as the API formats errors.
     pub(crate) fn print(&self, json: bool) {
         if matches!(self.kind, Kind::Unwell(_)) {
             return;
@@ -159,7 +152,7 @@ pub(crate) fn error_json(kind: &str, message: &str, hint: Option<&str>) -> Strin
     serde_json::json!({"error": {"kind": kind, "message": message, "hint": hint}}).to_string()
 }
 
-/// A missing or existing file has the same kind everywhere.
+/// A missing or existing file has one kind everywhere.
 fn kind_of(error: &dyn Any) -> Kind {
     let io = error.downcast_ref::<io::Error>().map(io::Error::kind);
     match io {

@@ -1,7 +1,6 @@
 //! SIGINT, SIGTERM and SIGHUP for commands that must clean up.
 //!
-//! A thread sets a flag, which loops check; the command ends by an error, so its guards run. A
-//! second signal ends the process at once.
+//! A thread sets a flag, which loops check; guards run. A second signal ends the process at once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +13,7 @@ use crate::failure::{Failure, Outcome, While};
 pub(crate) struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Starts watching. Call it once, before anything that needs cleaning up.
+    /// Call it once, before anything that needs cleaning up.
     pub(crate) fn watch() -> Outcome<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_io()
@@ -48,7 +47,6 @@ impl Interrupt {
         Ok(Self(flag))
     }
 
-    /// Raised only by the test.
     #[cfg(test)]
     pub(crate) fn never() -> Self {
         Self(Arc::default())
@@ -59,7 +57,6 @@ impl Interrupt {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Fails after an interrupt.
     pub(crate) fn check(&self) -> Outcome {
         if self.0.load(Ordering::Relaxed) {
             Err(Failure::new("interrupted"))

@@ -1,8 +1,7 @@
 //! Resource limits of the process.
 //!
-//! Each relevant limit is raised as far as possible: removed with privileges, else to the hard
-//! limit. If too little is left, the start fails. The limit of threads also depends on other
-//! processes and control groups, so it is tested by starting threads.
+//! They are raised as far as possible; too little fails the start. The limit of threads also
+//! depends on other processes and control groups, so it is tested by starting threads.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -15,12 +14,12 @@ use crate::failure::{Failure, Outcome};
 
 /// Code, stacks and heaps besides the engine's memory.
 const ADDRESSES_BESIDE: u64 = 1 << 30;
-/// A daemon and an engine without hosts have dozens each.
+/// Daemon and engine have dozens each without hosts.
 const DESCRIPTORS: u64 = 256;
-/// More threads than daemon and engine have besides the reactors.
+/// More than daemon and engine have besides the reactors.
 const THREADS: usize = 32;
 const TRIED_STACK_BYTES: usize = 64 << 10;
-/// Enough for the first thread. A limit above the usual one would change an engine's memory layout.
+/// Enough for the first thread. More than usual would change an engine's memory layout.
 const STACK_BYTES: u64 = 1 << 20;
 const USUAL_STACK_BYTES: u64 = 8 << 20;
 
@@ -29,7 +28,6 @@ struct Limit {
     what: &'static str,
     /// In `ulimit` and in systemd units.
     names: (&'static str, &'static str),
-    /// The minimum.
     needed: u64,
     is_lifted: bool,
 }
@@ -95,7 +93,7 @@ const STACK: Limit = Limit {
     is_lifted: false,
 };
 
-/// Raises the stack limit before much stack is used; fails if it stays too low.
+/// Must come before much stack is used; fails if it stays too low.
 pub(crate) fn raise_stack() -> Outcome {
     let Rlimit { current, maximum } = getrlimit(STACK.resource);
     if current.is_some_and(|current| current < USUAL_STACK_BYTES) {
@@ -104,7 +102,6 @@ pub(crate) fn raise_stack() -> Outcome {
             current: Some(usual),
             maximum,
         };
-        // The check below judges the resulting limit.
         let _ = setrlimit(STACK.resource, raised);
     }
     STACK.check(getrlimit(STACK.resource).current)
@@ -141,7 +138,7 @@ pub(crate) fn check(reactors: u16) -> Outcome {
     })
 }
 
-/// Starts `needed` threads that wait for a lock, and ends them.
+/// Starts threads that wait for a lock, and ends them.
 fn try_threads(
     needed: usize,
     start: impl Fn(Arc<Mutex<()>>) -> io::Result<JoinHandle<()>>,

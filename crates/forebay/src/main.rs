@@ -52,7 +52,6 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints help, the version or a usage error.
 fn usage(error: &clap::Error) -> ExitCode {
     if error.use_stderr() && std::env::args_os().any(|arg| arg == "--json") {
         let text = error.to_string();
@@ -64,8 +63,8 @@ fn usage(error: &clap::Error) -> ExitCode {
     ExitCode::from(u8::try_from(error.exit_code()).unwrap_or(2))
 }
 
-/// A panic aborts the process, as recovery is designed for its death. Only panics around the
-/// catalog's database are errors: it reads untrusted data from disk.
+/// Recovery is designed for the process's death. Only panics around the catalog's database are
+/// errors: it reads untrusted data.
 fn abort_on_panic() {
     let tell = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

@@ -1,6 +1,5 @@
-//! Output of commands: tables for people, or JSON in the API's own types.
-//!
-//! Tables have no borders, so that text tools can process them.
+//! Output of commands: tables without borders for people and text tools, or JSON in the API's own
+//! types.
 
 use std::fmt::Display;
 use std::io::{ErrorKind, Write as _};
@@ -50,7 +49,6 @@ impl Output {
     }
 }
 
-/// Prints a line; a closed pipe is no error.
 pub(crate) fn print(text: &str) -> Outcome {
     print_line(text).map(drop)
 }
@@ -65,7 +63,7 @@ pub(crate) fn print_line(text: &str) -> Outcome<bool> {
     }
 }
 
-/// A table with a header. A title that starts with `>` aligns its column to the right.
+/// A title that starts with `>` aligns its column to the right.
 pub(crate) fn table<const N: usize>(
     header: [&str; N],
     rows: impl IntoIterator<Item = [String; N]>,
@@ -89,7 +87,6 @@ pub(crate) fn table<const N: usize>(
     table.trim_fmt()
 }
 
-/// Names and values, one pair a line.
 pub(crate) fn pairs(pairs: impl IntoIterator<Item = (&'static str, String)>) -> String {
     let pairs: Vec<_> = pairs.into_iter().collect();
     let width = pairs.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
@@ -109,7 +106,7 @@ pub(crate) fn exactly(bytes: u64) -> String {
     format!("{} ({bytes} bytes)", format_bytes(bytes))
 }
 
-/// A rate in the largest unit that divides it: `300 MB/s`, `1.5 GB/s`, `64 KiB/s`.
+/// In the largest unit that divides it: `300 MB/s`, `1.5 GB/s`, `64 KiB/s`.
 pub(crate) fn bandwidth(bytes_s: u64) -> String {
     const UNITS: [(u64, &str); 3] = [(1_000_000_000, "GB"), (1_000_000, "MB"), (1_000, "KB")];
     let unit = UNITS.iter().find(|(unit, _)| bytes_s >= *unit);

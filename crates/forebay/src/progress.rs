@@ -2,7 +2,6 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-/// Resolution of a share.
 const STEPS: u64 = 1000;
 
 fn bar(bar: ProgressBar, doing: &'static str, template: &str) -> ProgressBar {

@@ -18,7 +18,7 @@ pub(crate) fn export(name: &VolumeName) -> String {
     )
 }
 
-/// Escapes a path segment, so that the daemon sees, and refuses, exactly the typed name.
+/// The daemon must see, and refuse, exactly the typed name.
 pub(crate) fn segment(name: &str) -> String {
     let mut text = String::with_capacity(name.len());
     for byte in name.bytes() {

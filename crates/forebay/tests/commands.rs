@@ -1,4 +1,4 @@
-//! The real binary against a fake daemon: output, exit codes and requests.
+//! The real binary against a fake daemon.
 
 use std::path::Path;
 use std::process::{Command, Output};

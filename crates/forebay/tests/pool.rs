@@ -1,7 +1,5 @@
-//! Pools with problems, through the real daemon and engine: files that moved, were truncated,
-//! overwritten or lost.
-//!
-//! The daemon always starts, reports the exact problem, and continues once that is repaired.
+//! Pools with problems, through the real daemon and engine: it always starts, reports the problem,
+//! and continues once that is repaired.
 
 mod common;
 
@@ -151,7 +149,7 @@ fn whatever_a_pool_file_holds_the_daemon_starts_and_names_it() {
     ];
     for (name, spoil, part) in cases {
         std::fs::copy(&good, &path).unwrap();
-        // Hide the good copy, so that only the damaged one is found.
+        // Only the damaged copy may be found.
         let hidden = daemon.path("hidden");
         std::fs::create_dir_all(&hidden).unwrap();
         std::fs::rename(&good, hidden.join("good")).unwrap();
@@ -407,7 +405,7 @@ fn a_spoiled_catalog_costs_nothing_and_is_told_of() {
         let copies = daemon.json(&["pool", "show"])["catalog"]["copies"].clone();
         assert_eq!(copies.as_array().unwrap().len(), 2, "{copies}");
         daemon.stop();
-        // Beyond the labels and the first copy's header: the database's own data.
+        // Beyond the labels and the first copy's header.
         let path = daemon.path(files[files.len() - 1]);
         write_at(&path, MIB + 64 * 1024, &[0x5a; 128 * 1024]);
         daemon.again();
@@ -485,7 +483,6 @@ fn a_device_is_added_while_the_pool_is_used() {
 #[test]
 fn memory_and_nothing_are_devices_too() {
     let daemon = with_pool(&["a.img"]);
-    // The size as an option.
     let added = daemon.json(&["device", "add", "ram:r", "--size", "64M"]);
     assert_eq!(added["capacity_bytes"], 64 * MIB, "{added}");
     daemon.refused(&["device", "add", "ram:s"], "?size=1G");
@@ -566,7 +563,7 @@ fn a_full_pool_is_called_full_and_errors_are_counted_where_they_belong() {
     assert!(!warnings.contains("nearly"), "{warnings}");
 }
 
-/// A mistyped disk name must create neither a pool in memory nor a file.
+/// A mistyped disk name must create no pool and no file.
 #[test]
 fn no_file_in_dev() {
     let daemon = Daemon::with("");

@@ -26,7 +26,7 @@ const SHORT: [&str; 7] = [
 #[test]
 fn demo_works_twice_and_leaves_nothing_running() {
     let folder = folder();
-    // The standard port may be taken or free: the demo must cope.
+    // The standard port may be taken or free.
     for _run in 0..2 {
         let output = forebay(folder.path(), &SHORT).output().unwrap();
         assert!(output.status.success(), "{output:?}");
@@ -45,7 +45,7 @@ fn demo_works_twice_and_leaves_nothing_running() {
 fn demo_that_is_ended_leaves_nothing_running() {
     for signal in [Signal::INT, Signal::TERM, Signal::KILL] {
         let folder = folder();
-        // The path is on the command line, so that `running` finds all three processes.
+        // So that `running` finds all three processes.
         let dir = folder.path().join("var");
         let dir = dir.to_str().unwrap();
         let mut demo = forebay(
@@ -69,7 +69,6 @@ fn demo_that_is_ended_leaves_nothing_running() {
         send(&demo, signal);
         let code = wait(&mut demo);
         if signal == Signal::KILL {
-            // The kernel signals the daemon.
             wait_until("all to end", || running(folder.path()).is_empty());
         } else {
             assert_eq!(code, 1);

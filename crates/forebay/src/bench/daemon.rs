@@ -1,8 +1,8 @@
 //! The demo's own daemon: a guard around `forebay serve` as a child.
 //!
-//! It is stopped over the API, then by SIGTERM, then by force, each with a time limit. If the demo
-//! is killed, the kernel sends the child SIGTERM (`--with-parent`). A pidfd of the engine excludes
-//! hitting another process with its number.
+//! It is stopped over the API, then by SIGTERM, then by force. If the demo is killed, the kernel
+//! sends the child SIGTERM (`--with-parent`). The engine's pidfd excludes signals to another
+//! process.
 
 use std::fs::File;
 use std::net::{Ipv4Addr, TcpListener};
@@ -19,14 +19,12 @@ use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open, pidfd_s
 use crate::failure::{Failure, Outcome, While};
 use crate::interrupt::Interrupt;
 
-/// The standard port of NVMe/TCP.
 const PORT: u16 = 4420;
 const START_TIME_LIMIT: Duration = Duration::from_secs(60);
 const STOP_TIME_LIMIT: Duration = Duration::from_secs(20);
 /// Tolerated races with other programs for a port.
 const PORT_RACES: usize = 5;
 const POLL: Duration = Duration::from_millis(50);
-/// The lines of a dead daemon's output that are shown.
 const SAID_LINES: usize = 10;
 
 pub(super) struct OwnDaemon {
@@ -34,7 +32,6 @@ pub(super) struct OwnDaemon {
     client: Client,
     engine: Option<(u32, OwnedFd)>,
     errors_path: PathBuf,
-    /// The command that starts the daemon again.
     pub(super) command: String,
 }
 
@@ -97,7 +94,7 @@ impl OwnDaemon {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(errors);
-        // Ctrl-C is handled by the demo, which stops the daemon cleanly.
+        // The demo handles Ctrl-C and stops the daemon cleanly.
         command.process_group(0);
         let child = command.spawn().while_doing("start a daemon")?;
         Ok(Self {
@@ -139,7 +136,6 @@ impl OwnDaemon {
         }
     }
 
-    /// Fails if the daemon has ended, with its last output.
     pub(super) fn check(&mut self, when: &str) -> Outcome {
         let Some(status) = self.child.try_wait().while_doing("watch the daemon")? else {
             return Ok(());
@@ -187,7 +183,6 @@ impl OwnDaemon {
                 STOP_TIME_LIMIT.as_secs()
             ))),
         }
-        // The guard does the rest.
     }
 
     fn wait(&mut self, limit: Duration) -> Option<std::process::ExitStatus> {

@@ -1,8 +1,7 @@
 //! `forebay bench demo`: shows the whole system (`make run`).
 //!
-//! It starts a daemon and two tenants with exported volumes, verifies random writes, runs a mixed
-//! load, and prints how a host attaches. It uses only the API and NVMe/TCP, and reuses objects of
-//! an earlier run. The daemon is stopped in any case.
+//! It starts a daemon with two tenants, verifies random writes, runs a mixed load, and prints how a
+//! host attaches. It uses only the API and NVMe/TCP, and reuses objects of an earlier run.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -43,7 +42,7 @@ pub(crate) struct DemoArgs {
     verify: u64,
 }
 
-/// A tenant and its host. Linux wants a host id for each host name.
+/// Linux wants a host id for each host name.
 struct DemoHost {
     tenant: &'static str,
     host_id: &'static str,
@@ -62,7 +61,6 @@ const GUESTS: [DemoHost; 2] = [
 
 const VOLUME: &str = "disk";
 const VOLUME_BYTES: u64 = 1 << 30;
-/// The mixed load: 4 KiB, 70 % reads.
 const LOAD_DEPTH: u16 = 16;
 
 impl DemoHost {
@@ -85,7 +83,6 @@ struct Summary {
     /// Read back and compared, each location once.
     read_bytes: u64,
     load: Report,
-    /// The command that starts the daemon again.
     serve: String,
     attach: Vec<String>,
 }
@@ -182,7 +179,6 @@ fn run(daemon: &mut OwnDaemon, args: &DemoArgs, interrupt: &Interrupt) -> Outcom
     })
 }
 
-/// Creates the missing ones of tenant, volume and export.
 fn prepare(client: &Client, guest: &DemoHost) -> Outcome<Export> {
     let name = guest.volume();
     let tenant_path = format!("/v1/tenants/{}", guest.tenant);
@@ -232,10 +228,10 @@ fn found<T>(answer: Result<T, ClientError>) -> Outcome<Option<T>> {
     }
 }
 
-/// The engine's CPU time (proc_pid_stat(5): utime is field 14, stime 15, in ticks).
+/// See proc_pid_stat(5): utime is field 14, stime 15, in ticks.
 fn engine_cpu_s(daemon: &OwnDaemon) -> Option<f64> {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", daemon.engine_pid()?)).ok()?;
-    // Field 2, the name, may contain anything, but ends with the last parenthesis.
+    // Field 2, the name, ends with the last parenthesis.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace().skip(14 - 3);
     let user: u64 = fields.next()?.parse().ok()?;
     let system: u64 = fields.next()?.parse().ok()?;

@@ -52,7 +52,7 @@ pub(crate) struct LoadArgs {
     /// The duration
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
-    /// Use only this much of the namespace, from its beginning
+    /// Use only this much of the namespace, from its start
     #[arg(long, value_parser = parse_bytes)]
     span: Option<u64>,
     /// Access the first block of each such span once, in random order, then end
@@ -149,7 +149,6 @@ impl LoadArgs {
     }
 }
 
-/// The export's first address.
 pub(super) fn address(export: &Export) -> Outcome<SocketAddr> {
     let address = export
         .addresses

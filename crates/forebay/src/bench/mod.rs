@@ -1,5 +1,4 @@
-//! `forebay bench`: options and reports of loads; the generator and the verifier are the
-//! initiator's.
+//! `forebay bench`: options and reports of loads; the initiator generates and verifies them.
 
 mod daemon;
 mod demo;

@@ -1,7 +1,4 @@
-//! The report of a load, as a table or JSON.
-//!
-//! One line per load and kind of command. The CPU column is the engine's CPU time per command,
-//! known only for an engine of our own.
+//! The report of a load, as a table or JSON: one line per load and kind of command.
 
 use forebay_device::size::format_bytes;
 use forebay_initiator::load::{LoadReport, OpReport};
@@ -12,7 +9,6 @@ use crate::output::table;
 #[derive(Debug, Serialize)]
 pub(super) struct ReportLine {
     pub(super) name: String,
-    /// `read`, `write` or `all`.
     pub(super) op: &'static str,
     pub(super) ops: u64,
     pub(super) iops: f64,
@@ -22,7 +18,6 @@ pub(super) struct ReportLine {
     pub(super) p99_us: f64,
     pub(super) p999_us: f64,
     pub(super) max_us: f64,
-    /// CPU time of the engine per command.
     pub(super) engine_cpu_us_per_op: Option<f64>,
 }
 
@@ -35,7 +30,6 @@ pub(super) struct Report {
     pub(super) first_error: Option<String>,
     /// Successful commands.
     pub(super) ops: u64,
-    /// CPU time of our own worker threads per command.
     pub(super) initiator_cpu_us_per_op: Option<f64>,
 }
 
@@ -57,7 +51,7 @@ fn line(name: &str, op: &'static str, report: &LoadReport, ops: &OpReport) -> Re
 }
 
 impl Report {
-    /// Reports concurrent loads. `engine_cpu_s`: CPU time of the engine meanwhile.
+    /// `engine_cpu_s`: the engine's CPU time, if it is ours.
     pub(super) fn new(loads: &[(String, LoadReport)], engine_cpu_s: Option<f64>) -> Self {
         let mut report = Self {
             seconds: 0.0,
@@ -145,7 +139,7 @@ fn total(loads: &[(String, LoadReport)]) -> Option<ReportLine> {
     let mut all = first.1.total.clone();
     for (_, load) in rest {
         all.ops += load.total.ops;
-        // Equal bounds, so this cannot fail; otherwise only percentiles would be incomplete.
+        // Equal bounds, so this cannot fail.
         let _ = all.histogram.add(&load.total.histogram);
     }
     let mut line = line("all", "all", &first.1, &all);

@@ -1,8 +1,7 @@
 //! Runs jobs in parallel with one progress bar.
 //!
-//! The caller's thread shows the mean progress and watches for an interrupt, the daemon's death and
-//! stalls. It returns at once on these or on a failed job. The other threads end with the process
-//! or the daemon.
+//! The wait ends at an interrupt, the daemon's death, a stall or a failed job. The other threads
+//! then end with the process or the daemon.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -15,7 +14,7 @@ use crate::failure::{Failure, Outcome, While};
 use crate::progress;
 
 const LOOK: Duration = Duration::from_millis(100);
-/// The longest time without progress: commands may be retried for this long.
+/// The limit without progress: commands may be retried for this long.
 const STALL_LIMIT: Duration = Duration::from_secs(60);
 
 /// A job's progress, in parts of a million.
@@ -23,7 +22,6 @@ const STALL_LIMIT: Duration = Duration::from_secs(60);
 pub(super) struct Share(Arc<AtomicU32>);
 
 impl Share {
-    /// Sets it, 0.0..=1.0.
     pub(super) fn set(&self, fraction: f64) {
         self.0
             .store((fraction.clamp(0.0, 1.0) * 1e6) as u32, Ordering::Relaxed);
@@ -36,7 +34,7 @@ impl Share {
 
 pub(super) type BenchJob<T> = Box<dyn FnOnce(&Share) -> Outcome<T> + Send>;
 
-/// Runs all jobs and returns their results in order. `watch` is polled; an error ends the wait.
+/// Results are in the jobs' order. `watch` is polled; its error ends the wait.
 pub(super) fn together<T: Send + 'static>(
     jobs: Vec<BenchJob<T>>,
     bar: &ProgressBar,

@@ -1,7 +1,6 @@
 //! Writes random data at random places of a volume and verifies it.
 //!
-//! Each run has a new seed, so that an earlier run's data fails the check. Of several writes to a
-//! place, the newest must be there.
+//! Each run has a new seed, so that earlier data fails the check.
 
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
@@ -14,7 +13,6 @@ use crate::failure::{Failure, Outcome};
 
 /// Less than an extent, more than a block.
 const WRITE_BYTES: u32 = 16 * 1024;
-/// The bytes between checks for errors.
 const STEP_BYTES: u64 = 1 << 20;
 
 pub(super) struct VerifyTarget {

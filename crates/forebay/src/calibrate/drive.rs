@@ -1,7 +1,5 @@
-//! Puts a volume under load, over any frontend.
-//!
-//! One queue, of the initiator's session or of a VM driver, keeps a number of commands of one kind
-//! in flight and polls. A failed command ends the calibration, as its cost would differ.
+//! Puts a volume under load, over any frontend: one queue, polled. A failed command ends the
+//! calibration.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -14,21 +12,16 @@ use forebay_qos::cost::Transport;
 
 use crate::failure::{Failure, Outcome, While};
 
-/// The host NQN of the calibration.
 pub(super) const HOST: &str = "nqn.2026-01.io.forebay:calibrate";
 /// Commands in flight, unless a greater depth is faster.
 const DEPTH: u16 = 32;
-/// The greatest depth, within the smallest usable queue of all frontends.
+/// The smallest usable queue of all frontends.
 const MOST_DEPTH: u16 = 255;
-/// Limit for the bytes in flight.
 const MOST_BYTES: usize = 8 << 20;
-/// Bytes of the largest command.
 pub(super) const LARGEST: u32 = 128 << 10;
-/// The longest time without a completion.
 const STALL_LIMIT: Duration = Duration::from_secs(30);
 /// Time without a completion before the connection is checked.
 const LOOK: Duration = Duration::from_millis(200);
-/// The limit for a VM's socket to appear.
 const SOCKET_LIMIT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -50,13 +43,10 @@ pub(super) struct Load {
     /// Their range.
     pub(super) first: u64,
     pub(super) span: u64,
-    /// How long new commands begin.
     pub(super) time: Duration,
-    /// Commands in flight.
     pub(super) depth: u16,
 }
 
-/// The first depth to try.
 pub(super) fn first_depth(bytes: u32) -> u16 {
     match bytes {
         LARGEST.. => DEPTH / 2,
@@ -64,7 +54,6 @@ pub(super) fn first_depth(bytes: u32) -> u16 {
     }
 }
 
-/// The next depth to try, if any.
 pub(super) fn deeper(depth: u16, bytes: u32) -> Option<u16> {
     let most = (MOST_BYTES / bytes.max(1) as usize).min(MOST_DEPTH.into()) as u16;
     let next = (2 * depth).min(most);
@@ -79,24 +68,20 @@ fn slot_bytes(slot: u16) -> usize {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Counted {
     pub(super) ops: u64,
-    /// Until the last command ended.
     pub(super) elapsed: Duration,
 }
 
 trait LoadQueue {
-    /// Prepares a command in a free slot.
     fn submit(&mut self, slot: u16, op: Op) -> Outcome;
-    /// Sends prepared commands, and adds the slots of ended ones.
+    /// Sends prepared commands; adds the slots of ended ones.
     fn turn(&mut self, free: &mut Vec<u16>) -> Outcome;
-    /// Whether the engine still holds its end, if that can be told without a completion.
+    /// Whether the engine still holds its end, if known.
     fn is_open(&self) -> bool {
         true
     }
-    /// Closes it cleanly.
     fn close(self: Box<Self>) -> Outcome;
 }
 
-/// A volume under load.
 pub(super) struct Drive {
     lane: Box<dyn LoadQueue>,
     random: u64,
@@ -333,7 +318,6 @@ impl VmDisk {
         let mut disk = loop {
             match machine::connect(&target, &options) {
                 Ok(disk) => break disk,
-                // The engine makes the socket soon after.
                 Err(_) if !path.exists() && Instant::now() < until => {
                     std::thread::sleep(Duration::from_millis(20));
                 }

@@ -1,10 +1,9 @@
 //! Computes costs from samples.
 //!
 //! Processor cost is the median of the rounds with the busiest reactors, as sleeping hides time.
-//! Costs never fall with size: neighbours that do are averaged. Device cost is one command's part
-//! of the time at full load, if commands waited for the device. Otherwise only a lower bound of its
-//! speed is known. Then the cost is chosen so that the device is never the limit before all
-//! reactors are. The correction of costs finds the rest at run time.
+//! Costs never fall with size: neighbours that do are averaged. Device cost is a command's time at
+//! full load, if commands waited for the device. Otherwise only a lower bound of its speed is
+//! known. The cost then keeps it from being the limit before all reactors are.
 
 use forebay_qos::cost::{Profile, SIZES};
 
@@ -22,29 +21,26 @@ pub(super) struct Sample {
     pub(super) device: DeviceFit,
 }
 
-/// What a load tells about the device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DeviceFit {
-    /// Commands waited for it, and a greater depth was no faster.
+    /// Commands waited for it; a greater depth was no faster.
     AtLimit,
-    /// Commands waited for it, but a depth above the maximum may be faster.
+    /// Commands waited for it; a depth above the maximum may be faster.
     Deeper,
     /// Commands waited for something else.
     Unknown,
 }
 
-/// Device times by size.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct DeviceFits {
     /// For one command, ns.
     pub(super) ns: [f64; 6],
-    /// For sizes at which it was not at its limit: commands per second that it can do at least.
+    /// Commands per second at least, for sizes below its limit.
     pub(super) at_least: [Option<f64>; 6],
 }
 
 pub(super) type Rounds = Vec<Sample>;
 
-/// The median; 0 for an empty list.
 pub(super) fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     let n = values.len();
@@ -55,7 +51,6 @@ pub(super) fn median(mut values: Vec<f64>) -> f64 {
     }
 }
 
-/// Processor time in the rounds that count.
 fn busiest(rounds: &[Sample]) -> impl Iterator<Item = f64> {
     let most = rounds.iter().map(|sample| sample.busy).fold(0.0, f64::max);
     let busy = rounds
@@ -102,13 +97,12 @@ fn rising(values: [f64; 6]) -> [f64; 6] {
     all
 }
 
-/// Processor time by size.
 pub(super) fn cpu(sizes: &[Rounds; 6]) -> [f64; 6] {
     let of = |rounds: &Rounds| median(busiest(rounds).collect());
     rising(sizes.each_ref().map(of))
 }
 
-/// Device time by size, from all frontends' samples of the same devices.
+/// From all frontends' samples of the same devices.
 pub(super) fn device(frontends: &[&[Rounds; 6]], reactors: u32) -> DeviceFits {
     let (mut all, mut at_least) = ([0.0; 6], [None; 6]);
     for size in 0..all.len() {
@@ -150,7 +144,6 @@ pub(super) fn device(frontends: &[&[Rounds; 6]], reactors: u32) -> DeviceFits {
     }
 }
 
-/// The profile of commands without data: equal for all sizes.
 pub(super) fn flat(cpu_ns: f64, device_ns: f64, header_bytes: u32) -> Profile {
     Profile {
         cpu_ns: [cpu_ns.max(LEAST_NS); 6],
@@ -213,7 +206,7 @@ mod tests {
         );
         let known = device(&[&slow, &fast], 2);
         assert_eq!((known.ns, known.at_least), ([4000.0; 6], [None; 6]));
-        // Two reactors do twice as much, and the device must not be the limit then.
+        // Two reactors do twice as much; the device must not limit them.
         let unknown = device(&[&of(3000.0, DeviceFit::Unknown), &fast], 2);
         assert_eq!(unknown.ns, [250.0; 6]);
         assert_eq!(unknown.at_least, [Some(1e6); 6], "as was seen");

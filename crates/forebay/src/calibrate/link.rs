@@ -1,9 +1,8 @@
 //! The bandwidth of the links by which hosts connect.
 //!
 //! It is the kernel's speed of physical interfaces that are up. With particular listen addresses,
-//! only their interfaces count, or those below them (VLAN, bridge); netlink names them. A bond
-//! reports its usable speed itself. Local listeners and virtual interfaces count as unlimited. The
-//! link is not measured: that would need a host at its other end.
+//! only their interfaces count, or those below (VLAN, bridge). A bond reports its usable speed.
+//! Local listeners and virtual interfaces count as unlimited.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -15,10 +14,9 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socket_with,
 };
 
-/// The deepest stack of interfaces.
 const MOST_DEEP: u32 = 8;
 
-/// The links' total; `None` if hosts connect only locally, or if it is unknown.
+/// `None`: hosts connect only locally, or it is unknown.
 pub(super) fn bytes_per_second(listens: &[String]) -> Option<u64> {
     let folder = Path::new("/sys/class/net");
     let addresses = listens.iter().filter_map(|address| address.parse().ok());
@@ -47,7 +45,7 @@ fn all(folder: &Path) -> BTreeSet<String> {
         .collect()
 }
 
-/// The interfaces that determine an interface's speed: itself, or those below it.
+/// The physical interfaces or bonds below an interface.
 fn below(folder: &Path, name: &str, deep: u32) -> BTreeSet<String> {
     if is_physical(folder, name) || folder.join(name).join("bonding").exists() {
         return BTreeSet::from([name.to_owned()]);
@@ -60,7 +58,7 @@ fn below(folder: &Path, name: &str, deep: u32) -> BTreeSet<String> {
         .collect()
 }
 
-/// The speed of those that are up and report it.
+/// The total of those that are up and report it.
 fn of(folder: &Path, interfaces: &BTreeSet<String>) -> Option<u64> {
     let speeds = interfaces.iter().filter_map(|interface| {
         let path = folder.join(interface);
@@ -118,7 +116,7 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     bytes.try_into().ok().map(u32::from_ne_bytes)
 }
 
-/// Adds interface indexes and addresses; true at the end of the dump.
+/// Adds interface indexes and addresses; true at the dump's end.
 fn read_answer(mut messages: &[u8], found: &mut Vec<(u32, IpAddr)>) -> bool {
     const HEADER: usize = 16;
     const ERROR: u16 = 2;
@@ -137,7 +135,6 @@ fn read_answer(mut messages: &[u8], found: &mut Vec<(u32, IpAddr)>) -> bool {
     false
 }
 
-/// One address and its interface's index.
 fn read_address(message: &[u8]) -> Option<(u32, IpAddr)> {
     /// On a point-to-point link, the peer's address.
     const ADDRESS: u16 = 1;

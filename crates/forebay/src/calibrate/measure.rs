@@ -1,9 +1,8 @@
 //! Runs each load of a calibration and takes samples.
 //!
 //! Rounds go through all loads in turn, so that changes of the node affect all. The engine's
-//! counters are read before and after each load: busy time of reactors, and commands of other
-//! exports, which spoil a sample. A short run precedes each sample. In the first round, the depth
-//! doubles as long as commands wait for the device and throughput grows.
+//! counters are read around each load; commands of other exports spoil a sample. In the first
+//! round, the depth doubles while commands wait for the device and throughput grows.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -18,22 +17,22 @@ use super::scratch::{Scratch, TENANT, short};
 use crate::failure::{Failure, Outcome};
 use crate::interrupt::Interrupt;
 
-/// A fraction of the volume is deallocated, one in this number; the rest is read and written.
+/// The deallocated fraction of the volume, one in this number.
 const DEALLOCATED_PART: u64 = 8;
-/// Other exports' commands may be one in this number of a load's own.
+/// Tolerated commands of other exports, one in this number.
 const OTHERS_PART: u64 = 50;
 /// Below this busy fraction, reactors wait for something else.
 const REACTOR_BUSY: f64 = 0.85;
 /// Below this busy fraction, reactors may sleep between commands.
 const ASLEEP: f64 = 0.5;
-/// Below this ratio of processor time to turn time, other processes took the processor. The
-/// kernel's clock is too coarse for a higher value.
+/// Below this ratio of processor to turn time, other processes took the processor. The kernel's
+/// clock is too coarse for a higher value.
 const ROBBED: f64 = 0.8;
-/// The fraction of the commands that a device has if they wait for it.
+/// The fraction of commands at a device that they wait for.
 const AT_DEVICE: f64 = 0.5;
-/// The device is not at its limit if twice the depth raises throughput by this factor.
+/// A device that gains this factor with twice the depth is not at its limit.
 const GROWTH: f64 = 1.05;
-/// The warm-up's part of a load's time, one in this number.
+/// The warm-up, one in this number of a load's time.
 const WARM_PART: u32 = 4;
 
 #[derive(Debug, Default)]
@@ -47,22 +46,17 @@ pub(super) struct FrontendMeasurement {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct MeasurePlan {
     pub(super) rounds: u32,
-    /// For each load.
     pub(super) time: Duration,
-    /// For the first write of a volume.
     pub(super) fill: Duration,
     /// Tolerate other load.
     pub(super) anyway: bool,
 }
 
-/// Loads of one frontend in one round.
 pub(super) const LOADS: u32 = 2 * SIZES.len() as u32 + 2;
 
-/// Counters of the engine.
 struct Seen {
     generation: u64,
     working_ns: u64,
-    /// By reactor.
     each_working_ns: Vec<u64>,
     /// Its processes' time, including polling.
     processor_ns: u64,
@@ -96,7 +90,7 @@ fn look(client: &Client) -> Outcome<Seen> {
     Ok(seen)
 }
 
-/// A depth at which the device may be at its limit.
+/// A possible depth for the device's limit.
 #[derive(Debug, Clone, Copy)]
 struct Depth {
     depth: u16,
@@ -104,24 +98,22 @@ struct Depth {
     enough: bool,
 }
 
-/// The longest total of a load with warm-up and depth search, in load times.
+/// Warm-up, depth search and load take at most this multiple.
 const TIMES: u32 = 3;
 
-/// A connected frontend.
 struct Driven {
     frontend: Transport,
     drive: Drive,
-    /// The bytes that are read and written.
     span: u64,
-    /// By kind and size. Frontends differ: batches make a command cheaper, so the depth must not
-    /// exceed what the device needs.
+    /// By kind and size. Batches make a command cheaper, so the depth must not exceed the device's
+    /// need.
     depths: BTreeMap<(LoadKind, u32), Depth>,
 }
 
-/// Measurements, and the reasons why the other frontends were not driven.
+/// Measurements, and the reasons for missing frontends.
 pub(super) type FrontendResults = (Vec<(Transport, FrontendMeasurement)>, Vec<String>);
 
-/// Measures all frontends that can be driven. `step` gets the progress.
+/// `step` gets the progress.
 pub(super) fn measure(
     client: &Client,
     scratch: &Scratch,
@@ -190,7 +182,6 @@ pub(super) fn measure(
     Ok((frontends, left_out))
 }
 
-/// Writes the volume as far as the time allows.
 fn prepare(
     frontend: Transport,
     mut drive: Drive,
@@ -216,7 +207,7 @@ fn prepare(
     })
 }
 
-/// Waits until the node is quiet; fails if it stays busy.
+/// Waits until the node is quiet, or fails.
 pub(super) fn refuse_load(client: &Client, plan: &MeasurePlan) -> Outcome {
     /// Tolerable commands per second of others.
     const QUIET: u64 = 200;
@@ -244,7 +235,7 @@ struct Ran {
     elapsed_ns: f64,
     working_ns: f64,
     processor_ns: f64,
-    /// Most commands were at devices, and reactors had idle time.
+    /// Commands were at devices, and reactors idle.
     waits: bool,
 }
 
@@ -285,8 +276,7 @@ fn run(client: &Client, drive: &mut Drive, load: &Load, plan: &MeasurePlan) -> O
     })
 }
 
-/// Searches the depth for a sample: doubles it while commands wait for the device and throughput
-/// grows.
+/// Searches the depth: doubles it while commands wait for the device and throughput grows.
 fn try_out(client: &Client, drive: &mut Drive, load: &Load, plan: &MeasurePlan) -> Outcome<Depth> {
     search(load.depth, load.bytes, &mut |depth| {
         let load = Load { depth, ..*load };
@@ -295,7 +285,6 @@ fn try_out(client: &Client, drive: &mut Drive, load: &Load, plan: &MeasurePlan) 
     })
 }
 
-/// See [`try_out`]; `run` returns whether commands wait for the device, and the throughput.
 fn search(
     first: u16,
     bytes: u32,
@@ -340,8 +329,8 @@ fn sample(
     load.depth = depth.depth;
     let ran = run(client, drive, &load, plan)?;
     let (elapsed_ns, working_ns, processor_ns) = (ran.elapsed_ns, ran.working_ns, ran.processor_ns);
-    // Wake-ups belong to no turn, so the kernel's clock is better for sleeping reactors. It is also
-    // better when other processes took the processor, as turns then took too long.
+    // Wake-ups belong to no turn, so the kernel's clock is better for sleeping reactors. Turns are
+    // too long if other processes took the processor.
     let cpu_ns = if working_ns < ASLEEP * elapsed_ns {
         working_ns.max(processor_ns)
     } else if processor_ns < ROBBED * working_ns && processor_ns > 0.0 {
@@ -365,7 +354,7 @@ fn sample(
 mod tests {
     use super::*;
 
-    /// Searches on a device that runs `at_once` commands in parallel, each in one unit of time.
+    /// A device that runs `at_once` commands in parallel, each in one unit of time.
     fn searched(at_once: u16, reactors_do: f64, bytes: u32) -> (Depth, Vec<u16>) {
         let mut tried = Vec::new();
         let found = search(first_depth(bytes), bytes, &mut |depth| {

@@ -1,8 +1,8 @@
 //! `forebay calibrate`: measures the cost of I/O on this node.
 //!
-//! It makes volumes of its own (`scratch`), drives them over each frontend (`drive`), reads the
-//! engine's counters around each load (`measure`) and computes costs (`fit`). The result is printed
-//! and stored over the API. The stored costs of a frontend that cannot be driven stay.
+//! It makes volumes (`scratch`), drives them over each frontend (`drive`), reads the engine's
+//! counters (`measure`) and computes costs (`fit`). Stored costs of frontends that cannot be driven
+//! stay.
 
 mod drive;
 mod fit;
@@ -50,11 +50,10 @@ pub(crate) struct CalibrateArgs {
 
 /// The part of the time for first writes.
 const FILL_PART: f64 = 0.1;
-/// The part for loads; the rest is for overhead and the search for depths.
+/// The part for loads; the rest is overhead.
 const LOAD_PART: f64 = 0.6;
-/// Bytes of a volume, in a short run and in a long one.
+/// Per volume, in a short and in a long run.
 const BYTES: [u64; 2] = [16 << 20, 128 << 20];
-/// The limit for an engine's start.
 const ENGINE_LIMIT: Duration = Duration::from_secs(20);
 /// A greater spread of the rounds is reported.
 const NOISY: f64 = 0.25;
@@ -66,11 +65,9 @@ struct Calibration {
     device_at_least: Vec<AtLeast>,
     /// The hosts' links, if known.
     link_bytes_per_second: Option<u64>,
-    /// The largest spread of rounds, relative to the median.
     noise: f64,
-    /// Frontends that were not driven, with the reason; their stored costs stay.
+    /// Frontends that were not driven, with the reason.
     left_out: Vec<String>,
-    /// Whether the daemon stored it.
     stored: bool,
 }
 
@@ -164,7 +161,7 @@ fn store(client: &Client, found: &Calibration) -> Outcome {
     Ok(())
 }
 
-/// Adds the measured link bandwidth, unless an operator has set one.
+/// Adds the link bandwidth, unless an operator has set one.
 fn with_links(capacity: NodeCapacity, found: Option<u64>) -> NodeCapacity {
     let known = capacity.link_in_bytes_s.or(capacity.link_out_bytes_s);
     if known.is_some() && !capacity.link_found {
@@ -178,7 +175,7 @@ fn with_links(capacity: NodeCapacity, found: Option<u64>) -> NodeCapacity {
     }
 }
 
-/// Waits for the engine of a new or opened pool; returns its number of reactors.
+/// Waits for the engine of a new pool; returns its reactors.
 fn wait_for_engine(client: &Client) -> Outcome<u32> {
     let until = Instant::now() + ENGINE_LIMIT;
     loop {
@@ -214,8 +211,7 @@ fn plan(args: &CalibrateArgs) -> MeasurePlan {
     }
 }
 
-/// Bytes of a command besides its data. NVMe/TCP: the PDU headers in the data's direction
-/// (Transport 3.6.2), and one packet's. VMs have no link.
+/// The PDU headers in the data's direction (Transport 3.6.2), and one packet's. VMs have no link.
 fn header_bytes(frontend: Transport, operation: Operation) -> u32 {
     const PACKET: u32 = 78;
     const COMMAND: u32 = 72;
@@ -243,7 +239,7 @@ fn costs(
     let writes = device(&|m| m.writes.clone());
     let first = |of: fn(&FrontendMeasurement) -> &Rounds| device(&|m| same(of(m))).ns[0];
     let others = first(|m| &m.flushes).max(first(|m| &m.deallocations));
-    // A device serves other commands during a flush, however long that takes.
+    // Devices serve other commands during a flush.
     let others = others.min(writes.ns[5]);
     let mut device_at_least = Vec::new();
     for (operation, of) in [(CostOperation::Read, reads), (CostOperation::Write, writes)] {

@@ -1,9 +1,8 @@
 //! The volumes of a calibration, in a tenant of its own.
 //!
-//! A guard removes exports, volumes and tenant in any case. The next calibration removes those of a
-//! killed one. A volume's name contains its process's id; while that process lives, another
-//! calibration is refused. The daemon is kept informed of the calibration and meanwhile ignores
-//! budgets.
+//! A guard removes them in any case; the next calibration removes those of a killed one. A volume's
+//! name contains the process's id; while that lives, another calibration is refused. The daemon is
+//! kept informed, so that budgets do not limit it.
 
 use std::time::{Duration, Instant};
 
@@ -22,11 +21,9 @@ use rustix::process::{Pid, test_kill_process};
 use super::drive::HOST;
 use crate::failure::{Failure, Outcome};
 
-/// The owner of the volumes.
 pub(super) const TENANT: &str = CALIBRATION_TENANT;
-/// The smallest useful volume.
 const LEAST_BYTES: u64 = 4 << 20;
-/// All volumes together use at most one part in this number of the pool's free space.
+/// All volumes use at most one part in this number of the free space.
 const PART: u64 = 4;
 /// The limit for zero-filling before the start.
 const LAUNDER_LIMIT: Duration = Duration::from_secs(10);
@@ -36,7 +33,6 @@ const POLL: Duration = Duration::from_millis(50);
 /// The announced time's margin.
 const MARGIN: Duration = Duration::from_secs(30);
 
-/// The guard.
 pub(super) struct Scratch {
     client: Client,
     /// Per volume.
@@ -44,7 +40,7 @@ pub(super) struct Scratch {
 }
 
 impl Scratch {
-    /// Removes leftovers and waits for freed space. A volume has at most `bytes`.
+    /// Removes leftovers and waits for freed space.
     pub(super) fn make(client: &Client, bytes: u64, volumes: u64) -> Outcome<Self> {
         refuse_another(client)?;
         begun(client, LAUNDER_LIMIT + 2 * REMOVE_LIMIT)?;
@@ -79,7 +75,6 @@ impl Scratch {
         Ok(scratch)
     }
 
-    /// Creates a volume and its export.
     pub(super) fn export(&self, frontend: Transport) -> Outcome<Export> {
         let name = format!("p{}-{}", std::process::id(), short(frontend));
         let volume = VolumeCreate {
@@ -119,13 +114,13 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // Another error is being reported; the next calibration removes leftovers.
+        // Another error is being reported.
         let _ = remove(&self.client);
         let _ = ended(&self.client);
     }
 }
 
-/// Tells the daemon that a calibration runs for this time and a margin.
+/// Announces a calibration for this time and a margin.
 fn begun(client: &Client, time: Duration) -> Outcome {
     let seconds = (time + MARGIN).as_secs().min(MOST_CALIBRATION_SECONDS);
     let _: Done = client.put("/v1/scheduling/calibration", &CalibrationPut { seconds })?;
@@ -184,7 +179,6 @@ fn maker(name: &str) -> Option<u32> {
     name.strip_prefix('p')?.split_once('-')?.0.parse().ok()
 }
 
-/// Removes the tenant, its volumes and their exports.
 fn remove(client: &Client) -> Outcome {
     for volume in volumes(client)? {
         gone(client, &format!("/v1/exports/{TENANT}/{}", volume.name))?;
@@ -196,7 +190,7 @@ fn remove(client: &Client) -> Outcome {
     gone(client, &format!("/v1/tenants/{TENANT}"))
 }
 
-/// Deletes an object that may be missing, or in use for another moment.
+/// Deletes an object that may be missing, or still in use.
 fn gone(client: &Client, path: &str) -> Outcome {
     let until = Instant::now() + REMOVE_LIMIT;
     loop {

@@ -1,20 +1,19 @@
-//! Command-line options of budgets and of admission.
-//!
-//! The daemon checks the values and fills in what is not stated.
+//! Command-line options of budgets and of admission. The daemon checks the values.
 
 use clap::{ArgGroup, Args, Subcommand, ValueEnum};
 use forebay_control::model::scheduling::Spread;
 use forebay_device::size::{SizeError, parse_size};
 use forebay_qos::budget::{LEAST, MOST, MOST_CREDIT_SECONDS};
 
-/// A base that is guaranteed, and a limit for bursts. Values that are not named stay.
+/// A base, available at any time, and a limit for bursts. Values that are not named stay.
 #[derive(Debug, Args)]
 pub(crate) struct BudgetArgs {
-    /// Guaranteed operations per second, e.g. 2000 or 20k [default: one for every 128 KiB/s of base
-    /// bandwidth, if stated]
+    /// Base operations per second, available at any time, e.g. 2000 or 20k [default: one for every
+    /// 128 KiB/s of base bandwidth, if stated]
     #[arg(long, value_name = "N|none", value_parser = Amount::iops, allow_negative_numbers = true)]
     pub(crate) base_iops: Option<Amount>,
-    /// Guaranteed bytes per second, e.g. 100M [default: 4 KiB for each base IOPS, if stated]
+    /// Base bytes per second, available at any time, e.g. 100M [default: 4 KiB for each base IOPS,
+    /// if stated]
     #[arg(long, value_name = "SIZE|none", value_parser = Amount::bandwidth, allow_negative_numbers = true)]
     pub(crate) base_bandwidth: Option<Amount>,
     /// The most operations per second [default: --base-iops; no limit without that]

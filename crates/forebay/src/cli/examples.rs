@@ -1,14 +1,10 @@
-//! An example for each command, from `examples.txt`.
-//!
-//! The file is a working session, which a test runs. A command's example is the first line that
-//! begins with its name.
+//! An example for each command, from `examples.txt`: a working session, which a test runs.
 
 use clap::Command;
 
 /// One per line, without `forebay`.
 const EXAMPLES: &str = include_str!("examples.txt");
 
-/// The example of a path of subcommands.
 fn example_of(path: &str) -> Option<&'static str> {
     EXAMPLES.lines().find(|example| {
         example
@@ -28,7 +24,7 @@ const FIRST: [&str; 7] = [
     "top",
 ];
 
-/// Examples of a page: a group has one per command, the program a first session.
+/// A group's page has one per command, the program's a first session.
 pub(super) fn of_page(path: &str, below: &[&Command]) -> Vec<&'static str> {
     match (path, below) {
         ("", _) => FIRST.into_iter().filter_map(example_of).collect(),

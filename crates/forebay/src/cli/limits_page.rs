@@ -1,7 +1,5 @@
-//! Tests that the book matches the program's limits and events.
-//!
-//! Rows of `docs/src/limits.md` are generated from the constants (`UPDATE_DOCS=1` updates the
-//! page). `operations.md` must name each kind of event.
+//! Tests that the book matches the program's limits and events; `UPDATE_DOCS=1` updates
+//! `docs/src/limits.md`.
 
 use forebay_control::api::{BODY_MAX_BYTES, TIME_LIMIT};
 use forebay_control::model::validate::{HOSTS_MAX, NAME_MAX, NQN_MAX};
@@ -156,7 +154,7 @@ fn every_kind_of_event_is_in_the_book() {
         serde_json::from_str(include_str!("../../../../docs/openapi.json")).unwrap();
     let book = include_str!("../../../../docs/src/operations.md");
     let kinds = &api["components"]["schemas"]["EventKind"];
-    // An enumeration whose values have descriptions is a list of constants.
+    // Values with descriptions are listed as constants.
     let named = kinds["enum"].as_array().into_iter().flatten();
     let described = kinds["oneOf"].as_array().into_iter().flatten();
     let described = described.flat_map(|kind| kind["enum"].as_array().into_iter().flatten());

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use super::definition;
 
-/// Without hidden commands, which clap would offer as a last resort.
+/// Without hidden commands, which clap offers as a last resort.
 pub(crate) fn completed() -> clap::Command {
     // Clap keeps names for the program's life.
     static ALL: OnceLock<clap::Command> = OnceLock::new();
@@ -27,7 +27,7 @@ fn without_hidden(command: &'static clap::Command) -> clap::Command {
     without
 }
 
-/// Joins a negative number to the option before it, so that it is refused as a number.
+/// Joins a negative number to its option, so that it is refused as a number.
 pub(crate) fn words(args: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut words: Vec<OsString> = Vec::new();
     for arg in args {

@@ -1,7 +1,7 @@
 //! Tests that commands in the sentences of README and book exist.
 //!
-//! Each code span that begins with `forebay` is parsed; capitals are placeholders, and missing
-//! arguments are tolerated. Code blocks are run by `docs_commands_run`.
+//! Capitals are placeholders, and missing arguments are tolerated. Code blocks are run by
+//! `docs_commands_run`.
 
 use std::path::Path;
 
@@ -9,7 +9,6 @@ use clap::error::ErrorKind;
 
 use super::definition;
 
-/// The commands in a page's sentences.
 fn mentioned(page: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut in_block = false;
@@ -32,7 +31,6 @@ fn mentioned(page: &str) -> Vec<String> {
     found
 }
 
-/// The reason why a command is invalid.
 fn fault(command: &str) -> Option<String> {
     let words = command.split_whitespace().map(|word| match word {
         "COMMAND" => "status",

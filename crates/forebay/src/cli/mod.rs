@@ -1,7 +1,5 @@
-//! The command line, by clap's derive.
-//!
-//! The doc comments here are the help texts; [`examples`] adds an example to each command. Help,
-//! manual pages, completion and the book's reference come from [`definition`].
+//! The command line, by clap's derive. These doc comments are the help texts; `examples` adds
+//! examples.
 
 mod budgets;
 mod examples;
@@ -89,8 +87,8 @@ pub(crate) enum Command {
     Events(EventsArgs),
     /// Show the state of daemon and engine
     Status {
-        /// Exit with 0 if all is well, 1 on warnings, 2 if something is not served; exports that
-        /// are configured so do not count
+        /// Exit with 0 if all is well, 1 on warnings, 2 if something is not served; deliberate
+        /// configuration does not count
         #[arg(long)]
         check: bool,
     },
@@ -296,7 +294,7 @@ pub(crate) enum ExportCommand {
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::exports())]
         volume: VolumeName,
     },
-    /// Change who may connect; refused while a host that loses access is connected
+    /// Change which hosts may connect; refused while a host that loses access is connected
     #[command(group(
         ArgGroup::new("changes")
             .args(["add_hosts", "remove_hosts", "any_host", "listed_hosts"])

@@ -1,6 +1,4 @@
-//! Names of volumes and exports: parsing, and shell completion by `clap_complete`.
-//!
-//! Completion asks the daemon; it offers no names if the daemon is slow.
+//! Names of volumes and exports: parsing, and shell completion, which asks the daemon.
 
 use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
@@ -50,8 +48,7 @@ fn ask<T: DeserializeOwned>(path: &str) -> Option<Vec<T>> {
     client.get(path).ok()
 }
 
-/// The `--socket` of the completed line. The shell passes raw words: quotes, `~`, and in bash a
-/// separate `=`.
+/// The shell passes raw words: quotes, `~`, and in bash a separate `=`.
 fn said_socket(words: impl Iterator<Item = OsString>) -> Option<PathBuf> {
     let words: Vec<String> = words.filter_map(|word| word.into_string().ok()).collect();
     let at = words
@@ -92,7 +89,6 @@ pub(super) fn tenants() -> ArgValueCompleter {
     ArgValueCompleter::new(|with: &OsStr| that_begin("/v1/tenants", with, |of: Tenant| of.name))
 }
 
-/// Completes the tenant of a new volume.
 pub(super) fn new_volumes() -> ArgValueCompleter {
     let name = |of: Tenant| format!("{}/", of.name);
     ArgValueCompleter::new(move |with: &OsStr| that_begin("/v1/tenants", with, name))
@@ -103,7 +99,7 @@ pub(super) fn volumes() -> ArgValueCompleter {
     ArgValueCompleter::new(move |with: &OsStr| that_begin("/v1/volumes", with, name))
 }
 
-/// Completes `TENANT/VOLUME@ID` for a volume with several exports, else `TENANT/VOLUME`.
+/// `TENANT/VOLUME@ID` for a volume with several exports.
 pub(crate) fn exports() -> ArgValueCompleter {
     let name = |of: Export| match of.shared {
         true => format!("{}/{}@{}", of.tenant, of.volume, of.id),

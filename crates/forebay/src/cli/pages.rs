@@ -1,7 +1,5 @@
 //! `forebay completion` and `forebay man`, generated from the command line's definition and the
 //! book.
-//!
-//! A completion script calls the program, which completes names as well (`names`).
 
 use std::io;
 use std::path::Path;
@@ -35,14 +33,13 @@ const FILES: [(&str, &str); 4] = [
     ("/var/lib/forebay", "The state of the service."),
 ];
 
-/// Foot and head of each page.
 const MANUAL: &str = "Forebay";
 
 fn source() -> String {
     format!("forebay {}", env!("CARGO_PKG_VERSION"))
 }
 
-/// A script of our own for bash: it keeps `@` within words.
+/// Our own script keeps `@` within words.
 const BASH: &str = include_str!("completion.bash");
 
 pub(crate) fn completion(shell: Shell) -> Outcome {
@@ -65,7 +62,7 @@ fn script(shell: Shell) -> Outcome<Vec<u8>> {
     Ok(script)
 }
 
-/// Writes a manual page for each command, and one for the configuration, to a folder.
+/// Writes a page for each command, and one for the configuration.
 pub(crate) fn manual(folder: &Path) -> Outcome {
     let doing = || format!("write manual pages to {}", folder.display());
     std::fs::create_dir_all(folder).while_doing(doing())?;
@@ -80,7 +77,7 @@ pub(crate) fn manual(folder: &Path) -> Outcome {
     Ok(())
 }
 
-/// The pages of a command and its subcommands, by file name.
+/// The pages of a command and its subcommands.
 fn pages_of(command: &Command, above: &str, pages: &mut Vec<(String, Vec<u8>)>) -> io::Result<()> {
     let name = match above {
         "" => command.get_name().to_owned(),
@@ -102,7 +99,7 @@ fn pages_of(command: &Command, above: &str, pages: &mut Vec<(String, Vec<u8>)>) 
     }
     let mut rest = Roff::new();
     let path = name.trim_start_matches("forebay").trim_start_matches('-');
-    // A command's name may have a hyphen; a group's has none.
+    // A command's name may have a hyphen, a group's not.
     let path = match above {
         "" | "forebay" => path.to_owned(),
         _ => path.replacen('-', " ", 1),
@@ -150,7 +147,6 @@ fn listed(page: &mut Roff, title: &str, items: &[(&str, &str)]) {
     }
 }
 
-/// The book's page on configuration, up to "Finding the daemon".
 fn configuration_page() -> Vec<u8> {
     let text = CONFIGURATION
         .split("## Finding the daemon")
@@ -198,7 +194,7 @@ fn configuration_page() -> Vec<u8> {
     page.render().into_bytes()
 }
 
-/// Removes Markdown marks: `[text](page.md)` becomes its text.
+/// `[text](page.md)` becomes its text.
 fn plain(line: &str) -> String {
     let mut text = String::new();
     let mut rest = line;

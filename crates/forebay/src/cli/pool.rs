@@ -8,7 +8,7 @@ use forebay_device::size::{Size, parse_bytes, parse_size};
 pub(crate) enum PoolCommand {
     /// Create the pool
     Create(PoolCreateArgs),
-    /// Open the pool, or take repaired devices back
+    /// Open the pool after a repair, or take missing devices back
     Open {
         /// The new location of a moved device; others are searched at their old location
         #[arg(long = "device", value_name = "SPEC")]

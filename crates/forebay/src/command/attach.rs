@@ -1,18 +1,17 @@
-//! The nvme-cli commands with which a Linux host attaches an export.
+//! The nvme-cli commands to attach an export.
 
 use std::net::IpAddr;
 
 use forebay_control::model::Export;
 
-/// A placeholder for any of the node's addresses.
 pub(crate) const ANY_ADDRESS: &str = "ADDRESS";
 
 pub(crate) fn attach_command(export: &Export, host_nqn: Option<&str>) -> Option<String> {
     attach_commands(export, host_nqn).into_iter().next()
 }
 
-/// One command per path, then one that finds all paths. A host waits for a lost controller for
-/// ever, as for a disk.
+/// One per path, then one that finds all paths. A host waits for a lost controller for ever, as for
+/// a disk.
 pub(crate) fn attach_commands(export: &Export, host_nqn: Option<&str>) -> Vec<String> {
     let host = host_nqn.map_or_else(String::new, |nqn| format!(" --hostnqn {nqn}"));
     let places = places(&export.addresses);
@@ -38,7 +37,7 @@ fn places(listeners: &[String]) -> Vec<String> {
         let address = if is_any { ANY_ADDRESS } else { address };
         Some(format!("-t tcp -a {address} -s {port}"))
     });
-    // Listeners on all IPv4 and on all IPv6 addresses look equal.
+    // Listeners on all IPv4 and all IPv6 addresses look equal.
     let mut places: Vec<String> = places.collect();
     places.dedup();
     places

@@ -1,7 +1,4 @@
-//! `forebay events`: events as a table, or with `--follow` line by line.
-//!
-//! Following waits at the daemon for events after the last one. Event numbers continue across
-//! daemon restarts, so following does too.
+//! `forebay events`: events as a table, or with `--follow` line by line, across daemon restarts.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -14,7 +11,7 @@ use crate::failure::{Failure, Outcome, While};
 use crate::output::{print_line, table};
 use crate::word::word;
 
-/// How long the daemon holds a request for new events.
+/// How long the daemon holds a request.
 const WAIT_S: u64 = 25;
 /// The interval of retries while the daemon is away.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -86,7 +83,7 @@ fn follow(context: &Context, mut after: Option<u64>, wanted: &Wanted) -> Outcome
             let begun = Instant::now();
             match read(context, after, WAIT_S) {
                 Ok(list) => {
-                    // The daemon holds a limited number of requests and answers others at once.
+                    // The daemon answers excess requests at once.
                     if list.events.is_empty() && begun.elapsed() < AGAIN {
                         std::thread::sleep(AGAIN);
                     }

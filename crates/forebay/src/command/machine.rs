@@ -1,14 +1,11 @@
-//! Arguments for VM monitors (QEMU, cloud-hypervisor, libvirt) to attach an export, and the
-//! socket's owner.
-//!
-//! A path is quoted as each reader needs it (shell, QEMU's options, JSON, XML).
+//! Arguments for VM monitors (QEMU, cloud-hypervisor, libvirt) to attach an export, with the
+//! quoting that each needs.
 
 use forebay_control::model::error::ErrorKind;
 use forebay_control::model::{Export, ExportFrontend};
 
 use crate::failure::{Failure, Outcome};
 
-/// Quotes a word for a shell.
 fn shell(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-:=,@+%".contains(c);
     if !word.is_empty() && word.chars().all(plain) {
@@ -18,7 +15,7 @@ fn shell(word: &str) -> String {
     }
 }
 
-/// Escapes a value for an XML attribute in single quotes.
+/// For an attribute in single quotes.
 fn xml(value: &str) -> String {
     value
         .replace('&', "&amp;")
@@ -26,7 +23,7 @@ fn xml(value: &str) -> String {
         .replace('\'', "&apos;")
 }
 
-/// Quotes a value for cloud-hypervisor's options, which end at a comma.
+/// Its options end at a comma.
 fn cloud_value(value: &str) -> String {
     let plain = !value.contains([',', '[', ']']);
     if plain {
@@ -36,19 +33,17 @@ fn cloud_value(value: &str) -> String {
     }
 }
 
-/// Monitors do not refuse it on their own (QEMU 11.1 with `migrate exec:`).
+/// Monitors do not refuse it (QEMU 11.1 with `migrate exec:`).
 const NOT_MIGRATED: &str = "A machine with this disk must not be migrated, nor saved and restored: \
                             it hangs at its next read.";
 
 struct Words {
     qemu: Vec<String>,
     cloud: String,
-    /// An addition to libvirt's domain, and the device.
     namespace: &'static str,
     device: String,
 }
 
-/// How to attach an export to a VM; `None` for a network export.
 pub(crate) fn attach_text(export: &Export) -> Option<String> {
     let path = export.socket.as_deref()?;
     let words = match export.frontend {
@@ -94,7 +89,7 @@ fn nvme_pcie(path: &str) -> Words {
             "--user-device {}",
             shell(&format!("socket={}", cloud_value(path)))
         ),
-        // libvirt does not know this device yet: pass QEMU's own arguments.
+        // libvirt does not know this device yet.
         namespace: " xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'",
         device: format!(
             "<qemu:commandline>\n      <qemu:arg value='-device'/>\n      \
@@ -133,7 +128,7 @@ fn vhost_user(export: &Export, path: &str) -> Words {
     }
 }
 
-/// The ids of `USER[:GROUP]`, by name or number. `file` reads /etc/passwd and /etc/group.
+/// By name or number. `file` reads /etc/passwd and /etc/group.
 fn ids(
     text: &str,
     file: impl Fn(&str) -> std::io::Result<String>,
@@ -236,13 +231,12 @@ mod tests {
         assert!(attach_text(&export(ExportFrontend::NvmeTcp, "/x")).is_none());
     }
 
-    /// A strict XML parser for the test: returns element names with their parents.
+    /// A strict XML parser: element names with their parents.
     fn parse(xml: &str) -> Vec<String> {
         let (mut open, mut seen) = (Vec::new(), Vec::new());
         let mut rest = xml.trim();
         while !rest.is_empty() {
             let tag = rest.strip_prefix('<').expect("text is between no elements");
-            // A '>' may be inside quotes.
             let mut quoted = false;
             let end = tag.find(|c| {
                 quoted ^= c == '\'';

@@ -14,7 +14,6 @@ use crate::failure::{Failure, Outcome, While};
 use crate::output::{latency, pairs, table};
 use crate::word::word;
 
-/// The limit of `status --check`, which monitoring runs often.
 const CHECK_LIMIT: Duration = Duration::from_secs(5);
 
 pub(crate) fn status(context: &Context) -> Outcome {
@@ -22,7 +21,7 @@ pub(crate) fn status(context: &Context) -> Outcome {
     context.output.show(&status, status_text)
 }
 
-/// Reports health by the exit status; all reasons for a missing answer are one.
+/// Health by the exit status; all reasons for a missing answer are one.
 pub(crate) fn check(context: Outcome<Context>) -> Outcome {
     let asked = context.and_then(|context| {
         let client = context.client.with_time_limit(CHECK_LIMIT);
@@ -37,7 +36,7 @@ pub(crate) fn check(context: Outcome<Context>) -> Outcome {
     }
 }
 
-/// The limit for engine and daemon to end; they commit everything.
+/// Engine and daemon commit everything at their end.
 const SHUTDOWN_LIMIT: Timespec = Timespec {
     tv_sec: 60,
     tv_nsec: 0,
@@ -201,7 +200,6 @@ fn pool_text(pool: &PoolStats) -> String {
     )
 }
 
-/// Empty if no engine has died.
 fn takeover_text(takeover: &TakeoverStats) -> String {
     if takeover.takeovers == 0 {
         return String::new();

@@ -1,7 +1,4 @@
-//! A terminal for a view that redraws itself.
-//!
-//! A guard restores the settings, and the alternate screen restores the content. Reads have a time
-//! limit.
+//! A terminal for a view that redraws itself; a guard restores settings and content.
 
 use std::io::{Write as _, stdin, stdout};
 use std::time::Duration;
@@ -14,7 +11,6 @@ use rustix::termios::{
 use super::top::Size;
 use crate::failure::{Outcome, While};
 
-/// A terminal in single-key mode.
 pub(crate) struct Terminal {
     before: Termios,
 }
@@ -23,7 +19,7 @@ impl Terminal {
     pub(crate) fn open() -> Outcome<Self> {
         let before = tcgetattr(stdin()).while_doing("ask the terminal")?;
         let mut raw = before.clone();
-        // No line mode, no echo. Ctrl-C is an ordinary key, as the terminal must be restored.
+        // Ctrl-C is an ordinary key, as the terminal must be restored.
         raw.local_modes -= LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG;
         raw.special_codes[SpecialCodeIndex::VMIN] = 0;
         raw.special_codes[SpecialCodeIndex::VTIME] = 0;
@@ -47,14 +43,13 @@ impl Terminal {
         }
     }
 
-    /// Replaces the screen's content.
     pub(crate) fn draw(&mut self, text: &str) -> Outcome {
         // Clearing each line after its end avoids flicker.
         let lines = text.replace('\n', "\x1b[K\r\n");
         write(&format!("\x1b[H{lines}\x1b[K\x1b[J"))
     }
 
-    /// The next key within the limit. The end of input is a Ctrl-D.
+    /// The end of input is a Ctrl-D.
     pub(crate) fn key(&mut self, limit: Duration) -> Outcome<Option<u8>> {
         let limit = Timespec::try_from(limit).while_doing("wait for a key")?;
         let input = stdin();

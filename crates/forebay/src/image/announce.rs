@@ -1,8 +1,8 @@
-//! Announces an image transfer to the daemon, which then refuses other changes of the volume.
+//! Announces an image transfer to the daemon, which admits its host and refuses other changes of
+//! the volume.
 //!
-//! A thread renews the announcement, across daemon restarts. The transfer ends if the daemon
-//! refuses a renewal, because another host uses the volume. The daemon admits the transfer's host
-//! for this time.
+//! A thread renews the announcement, across daemon restarts. A refused renewal ends the transfer:
+//! another host uses the volume.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
@@ -21,12 +21,11 @@ use crate::route;
 /// A third of the daemon's limit.
 const RENEW_EVERY: Duration = Duration::from_secs(10);
 
-/// A transfer that the daemon knows of, for as long as this lives.
+/// The daemon knows of the transfer as long as this lives.
 pub(super) struct Announced {
     client: Client,
     path: String,
     body: TransferPut,
-    /// A unique name for this transfer's host.
     pub(super) host_nqn: String,
     /// How to reach the volume, and its initial state.
     pub(super) access: Transfer,
@@ -80,7 +79,6 @@ impl Announced {
         Ok(announced)
     }
 
-    /// The volume's address as seen from this node.
     pub(super) fn address(&self) -> Outcome<SocketAddr> {
         let addresses = self.access.addresses.iter();
         let mut address: SocketAddr = addresses
@@ -120,7 +118,6 @@ impl Announced {
         }
     }
 
-    /// A final check that no other host uses the volume.
     pub(super) fn check_now(&self) -> Outcome {
         renew(&self.client, &self.path, &self.body).map_or(Ok(()), Err)
     }
@@ -132,7 +129,6 @@ impl Announced {
     }
 }
 
-/// Renews until stopped or refused.
 fn renew_until(
     client: &Client,
     path: &str,
@@ -150,8 +146,7 @@ fn renew_until(
     }
 }
 
-/// The reason to end the transfer, if the daemon gives one. A daemon that does not answer may come
-/// back.
+/// The reason to end the transfer, if the daemon gives one; it may also be restarting.
 fn renew(client: &Client, path: &str, body: &TransferPut) -> Option<Failure> {
     match client.put::<_, Transfer>(path, body) {
         Err(ClientError::Refused(error))

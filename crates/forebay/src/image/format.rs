@@ -1,19 +1,15 @@
-//! Detects an image's format from its first and last bytes.
-//!
-//! It refuses images of other formats, or made for other block sizes. Unknown content counts as
-//! raw.
+//! Detects an image's format and block size from its first and last bytes. Unknown content counts
+//! as raw.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 use crate::failure::{Outcome, While};
 
-/// Bytes read at the beginning.
 pub(super) const HEAD_BYTES: usize = 4096 + 512;
 pub(super) const TAIL_BYTES: usize = 512;
 const QEMU: &str = "qemu-img convert -O raw";
 
-/// A format that is not raw.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Format {
     pub(super) name: &'static str,
@@ -22,7 +18,6 @@ pub(super) struct Format {
 }
 
 impl Format {
-    /// The command that converts `file` to a raw image.
     pub(super) fn command(&self, file: &str) -> String {
         match self.convert {
             QEMU => format!("{QEMU} {file} disk.raw"),
@@ -92,7 +87,7 @@ const AT_HEAD: [(usize, &[u8], Format); 20] = [
     (257, b"ustar", format("a tar archive", "tar -xf %")),
 ];
 
-/// In the last 512 bytes: the rest of a fixed VHD is a raw image.
+/// In the last 512 bytes: a fixed VHD is raw before them.
 const AT_TAIL: [(&[u8], Format); 2] = [
     (b"conectix", format("a VHD image", QEMU)),
     (
@@ -141,7 +136,6 @@ impl Ends {
         self.head.get(at..)?.first_chunk().copied()
     }
 
-    /// The format, unless it is raw.
     pub(super) fn format(&self) -> Option<Format> {
         let head = AT_HEAD.iter().find(|(at, magic, _)| self.has(*at, magic));
         let tail = AT_TAIL
@@ -150,7 +144,7 @@ impl Ends {
         head.map(|found| found.2).or(tail.map(|found| found.1))
     }
 
-    /// The structure that blocks of `block_bytes` make unusable, and the block size that it needs.
+    /// What blocks of `block_bytes` make unusable, and the block size that it needs.
     pub(super) fn unusable_with(&self, block_bytes: u32) -> Option<(&'static str, u32)> {
         let gpt_at = |at| self.has(at, b"EFI PART");
         let table = match (gpt_at(512), gpt_at(4096)) {
@@ -162,7 +156,7 @@ impl Ends {
         if let Some(made_for) = table.filter(|made_for| *made_for != block_bytes) {
             return Some(("a partition table", made_for));
         }
-        // A file system on the whole disk: its blocks may be larger than the disk's, not smaller.
+        // A file system's blocks may be larger than the disk's, not smaller.
         let file_system = if self.u16_le(1080) == 0xef53 {
             let shift = self.u32_le(1048).min(6);
             Some(("an ext file system", 1024 << shift))
@@ -177,8 +171,7 @@ impl Ends {
         file_system.filter(|(_, made_for)| *made_for >= 512 && *made_for < block_bytes)
     }
 
-    /// Whether a partition table (not a protective one) fits the image only with blocks of 512
-    /// bytes.
+    /// Whether a partition table (not a protective one) fits only blocks of 512 bytes.
     fn mbr_is_for_512(&self) -> bool {
         if self.u16_le(510) != 0xaa55 {
             return false;

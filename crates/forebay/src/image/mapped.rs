@@ -1,4 +1,4 @@
-//! The ranges where a volume may hold data, from the daemon, page by page.
+//! The ranges where a volume may hold data, from the daemon.
 
 use std::collections::VecDeque;
 use std::ops::Range;

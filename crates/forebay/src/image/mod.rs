@@ -1,8 +1,6 @@
 //! `forebay volume import` and `forebay volume export`: raw images over NVMe/TCP.
 //!
-//! `announce` gets access from the daemon, `transfer` moves the bytes between the volume and a
-//! `source` or `sink`. An import replaces data only when told to. An exported file is complete or
-//! absent.
+//! An import replaces data only when told to. An exported file is complete or absent.
 
 mod announce;
 mod format;
@@ -35,7 +33,6 @@ use transfer::VolumeShape;
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ImportOptions {
-    /// Replace the volume's content.
     pub(crate) overwrite: bool,
     /// Treat the file as raw, whatever it looks like.
     pub(crate) raw: bool,
@@ -121,7 +118,6 @@ fn budget_note(client: &Client, name: &VolumeName) -> String {
     }
 }
 
-/// A file's name in messages. `-` is `standard`.
 fn shown(file: &Path, standard: &str) -> String {
     match stream::is_standard(file) {
         true => standard.to_owned(),
@@ -189,7 +185,7 @@ pub(crate) fn export(context: &Context, name: &VolumeName, file: &Path) -> Outco
     }
 }
 
-/// Connects, and disconnects even if `work` fails.
+/// Disconnects even if `work` fails.
 fn with_volume<T>(
     announced: &Announced,
     work: impl FnOnce(&mut IoQueue, VolumeShape) -> Outcome<T>,

@@ -1,7 +1,4 @@
-//! The image of an export: a new file or standard output.
-//!
-//! Zeros become holes of a file. A stream gets every byte, in pieces that a ready pipe takes at
-//! once.
+//! The image of an export: a new file, with holes for zeros, or standard output.
 
 use std::fs::File;
 use std::io::{ErrorKind, IsTerminal, Write};
@@ -20,10 +17,8 @@ use crate::failure::{Failure, Outcome, While};
 const GRANULE_BYTES: usize = 4096;
 /// PIPE_BUF: a ready pipe takes this much without blocking.
 const PIECE_BYTES: usize = 4096;
-/// Zeros written between checks for an interrupt.
 const ZEROS_BYTES: usize = 64 * 1024;
 
-/// An image, written once in order.
 #[derive(Debug)]
 pub(super) enum Sink {
     File(NewFile),
@@ -86,7 +81,6 @@ impl Sink {
         Ok(())
     }
 
-    /// Completes the image.
     pub(super) fn finish(&mut self, bytes: u64) -> Outcome {
         match self {
             Self::File(image) => {
@@ -98,7 +92,7 @@ impl Sink {
                 image.is_complete = true;
             }
             Self::Stream(output) => {
-                // Some filesystems report a failed write only now. A pipe cannot be synced.
+                // Some filesystems report a failed write only now. Pipes cannot be synced.
                 if output.metadata().is_ok_and(|metadata| metadata.is_file()) {
                     output
                         .sync_all()
@@ -110,8 +104,8 @@ impl Sink {
     }
 }
 
-/// Whether there was no standard output. The runtime then opens `/dev/null` for reading and
-/// writing; a shell's `> /dev/null` is write-only.
+/// The runtime opens a missing standard output as `/dev/null` for reading and writing; a shell's
+/// `> /dev/null` is write-only.
 fn is_closed(output: &File) -> Outcome<bool> {
     let doing = "look at standard output";
     let stat = rustix::fs::fstat(output).while_doing(doing)?;
@@ -134,7 +128,7 @@ fn write_piece(output: &mut File, mut piece: &[u8], idle: Idle<'_>) -> Outcome {
     Ok(())
 }
 
-/// A new file, removed on drop unless complete.
+/// Removed on drop unless complete.
 #[derive(Debug)]
 pub(super) struct NewFile {
     file: File,

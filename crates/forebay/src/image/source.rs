@@ -1,7 +1,7 @@
 //! The image of an import: a file, a block device or standard input.
 //!
-//! Holes in a file are not read. A stream's length is known only at its end. Its head is kept for
-//! checks before the transfer, and its tail for checks afterwards.
+//! Holes in a file are not read. A stream's length is known only at its end; its head and tail are
+//! kept for checks.
 
 use std::fs::File;
 use std::io::{ErrorKind, IsTerminal, Read, Seek, SeekFrom};
@@ -19,13 +19,12 @@ use crate::failure::{Failure, Outcome, While};
 /// The sleep while a stream has no first bytes.
 const HEAD_WAIT: Duration = Duration::from_secs(1);
 
-/// An image, read once in order.
 #[derive(Debug)]
 pub(super) enum Source {
     File {
         file: File,
         bytes: u64,
-        /// The file has no data before this offset, from the last read on.
+        /// The file has no data before this offset.
         data_start: u64,
     },
     Stream {
@@ -60,7 +59,7 @@ impl Source {
             return Self::stream(standard(stdin.as_fd())?);
         }
         let shown = path.display();
-        // Checked before opening, which would wait for a pipe's writer.
+        // Opening would wait for a pipe's writer.
         let kind = std::fs::metadata(path)
             .while_doing(format!("open {shown}"))?
             .file_type();
@@ -127,7 +126,7 @@ impl Source {
         Ok(())
     }
 
-    /// The parts that identify an image of `bytes`; of a stream, as far as it was read.
+    /// The parts that identify the image; of a stream, as far as read.
     pub(super) fn ends(&self, bytes: u64) -> Outcome<Ends> {
         match self {
             Self::File { file, .. } => Ends::read(file, bytes),
@@ -139,7 +138,7 @@ impl Source {
         }
     }
 
-    /// The next part, from byte `at`: a full `chunk`, or the rest.
+    /// A full `chunk` from byte `at`, or the rest.
     pub(super) fn next(&mut self, at: u64, chunk: &mut [u8], idle: Idle<'_>) -> Outcome<ImagePart> {
         match self {
             Self::File {

@@ -1,6 +1,5 @@
-//! Standard input and output with `poll` before each access.
-//!
-//! A slow peer delays neither commands in flight nor an interrupt.
+//! Standard input and output with `poll`: a slow peer delays neither commands in flight nor an
+//! interrupt.
 
 use std::fs::File;
 use std::os::fd::BorrowedFd;
@@ -12,21 +11,19 @@ use rustix::io::Errno;
 
 use crate::failure::{Outcome, While};
 
-/// Other work while a stream is not ready. Returns the time until the next check; an error ends the
-/// transfer.
+/// Work while a stream is not ready. Returns the time until the next check.
 pub(super) type Idle<'a> = &'a mut dyn FnMut() -> Outcome<Duration>;
 
 pub(super) fn is_standard(path: &Path) -> bool {
     path == Path::new("-")
 }
 
-/// A descriptor that bypasses the buffers of `std`.
+/// Bypasses the buffers of `std`.
 pub(super) fn standard(stream: BorrowedFd<'_>) -> Outcome<File> {
     let owned = stream.try_clone_to_owned();
     owned.map(File::from).while_doing("open a standard stream")
 }
 
-/// Waits until `stream` is ready or has failed.
 pub(super) fn await_ready(stream: &File, what: PollFlags, idle: Idle<'_>) -> Outcome {
     let mut wait = Duration::ZERO;
     loop {

@@ -1,8 +1,7 @@
 //! Copies images into and out of volumes, over any queue of NVMe I/O commands.
 //!
-//! A window of commands is in flight, one chunk each, and buffers are reused. Import skips zeros on
-//! fresh volumes and deallocates them elsewhere. Export reads ahead. Any failed command ends the
-//! transfer.
+//! Import skips zeros on fresh volumes and deallocates them elsewhere. Export reads ahead. Any
+//! failed command ends the transfer.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -16,24 +15,20 @@ use super::source::Source;
 use crate::failure::{Failure, Outcome};
 use crate::output::exactly;
 
-/// The unit for zero detection: the smallest extent, and a divisor of all others.
+/// The unit of zero detection: the smallest extent, a divisor of others.
 const IMPORT_GRANULE_BYTES: usize = 64 * 1024;
 /// Data of one command, if the controller allows it.
 const CHUNK_MAX_BYTES: usize = 512 * 1024;
 /// Blocks that one Write Zeroes covers (NVM Command Set 1.0, 3.2.8: NLB is 16 bits, 0's based).
 const ZEROES_MAX_BLOCKS: u64 = 1 << 16;
 const WINDOW: usize = 16;
-/// The longest wait for completions between checks for an interrupt.
+/// The limit between checks for an interrupt.
 const POLL_LIMIT: Duration = Duration::from_millis(200);
 
 pub(super) trait Commands {
-    /// See [`IoQueue::submit`].
     fn submit(&mut self, op: &IoOp, tag: u64, buf: Vec<u8>) -> Result<(), NotSubmitted>;
-    /// See [`IoQueue::poll`]; sleeps.
     fn poll(&mut self, out: &mut Vec<Done>, limit: Duration) -> Result<usize, Error>;
-    /// See [`IoQueue::in_flight`].
     fn in_flight(&self) -> usize;
-    /// See [`IoQueue::depth`].
     fn depth(&self) -> usize;
 }
 
@@ -69,7 +64,7 @@ impl VolumeShape {
         let chunk = usize::try_from(limit)
             .unwrap_or(usize::MAX)
             .min(CHUNK_MAX_BYTES);
-        // At least a block: a controller with a lower limit is useless anyway.
+        // A controller with a lower limit is useless anyway.
         (chunk - chunk % self.block_bytes as usize).max(self.block_bytes as usize)
     }
 
@@ -81,8 +76,7 @@ impl VolumeShape {
 /// Gets the bytes done; an error ends the transfer.
 pub(super) type TransferProgress<'a> = &'a mut dyn FnMut(u64) -> Outcome;
 
-/// Copies the image into the volume and deallocates the rest; returns the image's length. `fresh`:
-/// the volume reads as zeros.
+/// Deallocates the rest and returns the image's length. `fresh`: the volume reads as zeros.
 pub(super) fn import(
     queue: &mut impl Commands,
     shape: VolumeShape,
@@ -107,7 +101,7 @@ pub(super) fn import(
         if bytes as u64 > shape.size_bytes - at {
             return Err(too_large(at + bytes as u64, shape.size_bytes));
         }
-        // The image may end inside a block: fill that up with zeros.
+        // The image may end inside a block.
         let padded = bytes.next_multiple_of(block_bytes);
         if part.is_hole {
             zeros.add(at, padded as u64, &mut |run| window.zero(shape, run, fresh))?;
@@ -154,13 +148,13 @@ fn too_large(seen_bytes: u64, size_bytes: u64) -> Failure {
     .hint("grow the volume first: `forebay volume resize`")
 }
 
-/// The ranges where a volume may hold data; the rest reads as zeros.
+/// The ranges where a volume may hold data.
 pub(super) trait Data {
     /// The next range in bytes, in whole blocks, ascending.
     fn next(&mut self) -> Outcome<Option<Range<u64>>>;
 }
 
-/// Copies the whole volume into `sink`; reads only `data`.
+/// Reads only `data`.
 pub(super) fn export(
     queue: &mut impl Commands,
     shape: VolumeShape,
@@ -171,7 +165,6 @@ pub(super) fn export(
     let chunk_bytes = shape.chunk_bytes();
     let mut window = Window::new(queue, chunk_bytes);
     let (mut left, mut is_over) = (0..0, false);
-    // Chunks that are being read or have been read.
     let mut asked: VecDeque<Range<u64>> = VecDeque::new();
     let mut done = 0;
     while !is_over || !asked.is_empty() {
@@ -231,7 +224,6 @@ fn failed(at: u64, status: Status) -> Failure {
     Failure::new(format!("the volume failed at byte {at}: {status}"))
 }
 
-/// Commands in flight, and free buffers.
 struct Window<'a, Q> {
     queue: &'a mut Q,
     free: Vec<Vec<u8>>,
@@ -257,7 +249,7 @@ impl<'a, Q: Commands> Window<'a, Q> {
         }
     }
 
-    /// An empty buffer. There is one more than commands, for the chunk that is being scanned.
+    /// There is one more than commands, for the chunk being scanned.
     fn spare(&mut self) -> Option<Vec<u8>> {
         if let Some(buf) = self.free.pop() {
             return Some(buf);
@@ -268,7 +260,7 @@ impl<'a, Q: Commands> Window<'a, Q> {
         })
     }
 
-    /// An empty buffer; waits for a command's end if necessary.
+    /// Waits for a command's end if necessary.
     fn buffer(&mut self) -> Outcome<Vec<u8>> {
         loop {
             let ended = self.ended.pop_first().map(|(_, buf)| buf);
@@ -283,8 +275,7 @@ impl<'a, Q: Commands> Window<'a, Q> {
         self.queue.in_flight() < self.depth
     }
 
-    /// Serves the queue while the image is not ready: daemon and initiator give up commands that
-    /// are not polled.
+    /// Daemon and initiator give up commands that are not polled.
     fn idle(&mut self) -> Outcome<Duration> {
         if self.queue.in_flight() == 0 {
             return Ok(POLL_LIMIT);
@@ -359,7 +350,6 @@ impl<'a, Q: Commands> Window<'a, Q> {
     }
 }
 
-/// A growing range of zeros.
 #[derive(Debug, Clone, Copy)]
 struct Zeros {
     start: u64,
@@ -367,7 +357,7 @@ struct Zeros {
 }
 
 impl Zeros {
-    /// Adds a range, after handing over the previous one unless they touch.
+    /// Hands over the previous range unless they touch.
     fn add(&mut self, start: u64, bytes: u64, zero: &mut dyn FnMut(Zeros) -> Outcome) -> Outcome {
         if self.start + self.bytes == start {
             self.bytes += bytes;
@@ -390,7 +380,6 @@ pub(super) struct Run {
     pub(super) zero: bool,
 }
 
-/// The longest runs of a chunk.
 pub(super) fn runs(data: &[u8], granule_bytes: usize) -> impl Iterator<Item = Run> {
     let mut start = 0;
     std::iter::from_fn(move || {

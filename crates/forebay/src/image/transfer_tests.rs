@@ -207,7 +207,6 @@ impl Data for Ranges {
     }
 }
 
-/// The whole volume may hold data.
 fn all(shape: VolumeShape) -> Ranges {
     let whole = 0..shape.size_bytes;
     Ranges(vec![whole])
@@ -283,7 +282,7 @@ fn failures_end_a_transfer() {
     assert!(!path.exists());
 }
 
-/// Ends a transfer that makes no progress although its commands have ended.
+/// Ends a transfer without progress.
 fn stop_at_standstill() -> impl FnMut(u64) -> Outcome {
     let (mut place, mut times) = (0, 0);
     move |at| {
@@ -296,7 +295,7 @@ fn stop_at_standstill() -> impl FnMut(u64) -> Outcome {
     }
 }
 
-/// While a pipe's peer stalls, commands in flight end, and an interrupt ends the transfer.
+/// Meanwhile commands in flight end, and an interrupt ends the transfer.
 #[test]
 fn a_pipe_that_stands_still_is_interrupted() {
     let (input, sender) = rustix::pipe::pipe().unwrap();

@@ -1,7 +1,7 @@
 //! A log file of bounded size.
 //!
-//! At its bound, the file is renamed to `<file>.1` and a new one begins. A deleted or renamed file
-//! is made again. While writing fails, lines go to stderr; the first is kept and written later.
+//! At its bound, the file is renamed to `<file>.1`. A deleted or renamed file is made again. While
+//! writing fails, lines go to stderr; the first is kept and written later.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use tracing_subscriber::fmt::MakeWriter;
 
-/// The interval of checks that the file is still at its path.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 pub(super) struct BoundedLog(Mutex<Inner>);
@@ -20,7 +19,6 @@ pub(super) struct BoundedLog(Mutex<Inner>);
 struct Inner {
     path: PathBuf,
     file: Option<File>,
-    /// Device and inode of the file at the last check.
     is: (u64, u64),
     looked: Option<Instant>,
     len_bytes: u64,
@@ -29,7 +27,6 @@ struct Inner {
 }
 
 impl BoundedLog {
-    /// The file is not opened yet.
     pub(super) fn new(path: &Path, max_bytes: u64) -> Self {
         Self(Mutex::new(Inner {
             path: path.to_owned(),
@@ -46,14 +43,14 @@ impl BoundedLog {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens the file if needed, and writes the kept lines.
+    /// Opens the file if needed; writes the kept lines.
     pub(super) fn open(&self) -> io::Result<()> {
         let mut inner = self.inner();
         inner.looked = None;
         inner.put(&[])
     }
 
-    /// Closes the file; the next write opens its path again.
+    /// The next write opens its path again.
     pub(super) fn close(&self) {
         self.inner().file = None;
     }
@@ -83,7 +80,7 @@ impl Inner {
         self.open()
     }
 
-    /// Closes a file that is no longer at its path.
+    /// Closes a file that left its path.
     fn look(&mut self) {
         if self.looked.is_some_and(|at| at.elapsed() < LOOK_EVERY) {
             return;
@@ -95,7 +92,6 @@ impl Inner {
         }
     }
 
-    /// Writes the kept lines, then `bytes`.
     fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.look();
         let before = std::mem::take(&mut self.unwritten);

@@ -1,7 +1,6 @@
-//! The format of log lines: text, or one JSON object per line with the documented fields.
+//! The format of log lines: text, or JSON with the documented fields.
 //!
-//! A line for the journal begins with its priority, `<N>` (sd-daemon(3)), and has no time, as each
-//! entry has one.
+//! A line for the journal begins with its priority, `<N>` (sd-daemon(3)), and has no time.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Debug};
@@ -29,7 +28,6 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// For a terminal or a file.
     pub(super) fn new(format: LogFormat) -> Self {
         let shape = match format {
             LogFormat::Text => Shape::Text(Format::default().with_target(false)),
@@ -41,7 +39,6 @@ impl Lines {
         }
     }
 
-    /// For systemd's journal.
     pub(super) fn for_journal(format: LogFormat) -> Self {
         let text = Format::default().with_target(false).without_time();
         let shape = match format {
@@ -55,7 +52,6 @@ impl Lines {
     }
 }
 
-/// The syslog priority of a level.
 fn priority(level: Level) -> u8 {
     match level {
         Level::ERROR => 3,
@@ -166,7 +162,6 @@ mod tests {
     use std::sync::{Arc, Mutex};
     use tracing_subscriber::layer::SubscriberExt;
 
-    /// The output of the same three events.
     fn written(lines: Lines) -> Vec<String> {
         #[derive(Clone, Default)]
         struct Into(Arc<Mutex<Vec<u8>>>);

@@ -1,8 +1,5 @@
-//! The daemon's log, by `tracing`.
-//!
-//! Lines go to the terminal if there is one, else to a bounded file, and under systemd also to the
-//! journal (`JOURNAL_STREAM`), with priorities. `RUST_LOG` overrides the configured level. The
-//! engine does not use this log.
+//! The daemon's log, by `tracing`: to the terminal or a bounded file, and under systemd to the
+//! journal (`JOURNAL_STREAM`). `RUST_LOG` overrides the configured level.
 
 mod bounded;
 mod lines;
@@ -20,7 +17,6 @@ use crate::config::LogFormat;
 use bounded::BoundedLog;
 use lines::Lines;
 
-/// The bound of a log file.
 const FILE_MAX_BYTES: u64 = 8 << 20;
 
 type Output = Box<dyn Layer<Registry> + Send + Sync>;
@@ -35,14 +31,14 @@ impl Log {
         (self.set_filter)(filter(level));
     }
 
-    /// Closes the file; the next line opens its path again.
+    /// The next line opens its path again.
     pub(crate) fn close(&self) {
         if let Some((_, file)) = &self.file {
             file.close();
         }
     }
 
-    /// Opens the file if there is one, and writes the kept lines.
+    /// Opens the file, if any, and writes the kept lines.
     pub(crate) fn open(&self) -> Result<(), String> {
         let Some((path, file)) = &self.file else {
             return Ok(());
@@ -60,7 +56,6 @@ fn filter(level: &str) -> EnvFilter {
     EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level))
 }
 
-/// Sets up logging for this process.
 pub(crate) fn start(level: &str, format: LogFormat, file: &Path) -> Log {
     let (filter, handle) = reload::Layer::new(filter(level));
     let mut log = Log {
@@ -71,7 +66,6 @@ pub(crate) fn start(level: &str, format: LogFormat, file: &Path) -> Log {
     if io::stderr().is_terminal() {
         outputs.push(output(Lines::new(format), true, io::stderr));
     } else {
-        // Lives as long as the process.
         let bounded: &'static _ = Box::leak(Box::new(BoundedLog::new(file, FILE_MAX_BYTES)));
         log.file = Some((file.to_owned(), bounded));
         // The daemon reports a failure and retries.
@@ -95,7 +89,7 @@ where
 {
     tracing_subscriber::fmt::layer()
         .with_ansi(ansi)
-        // tracing would use `eprintln!`, which panics if stderr is on the same full disk.
+        // tracing's `eprintln!` panics if stderr is on the same full disk.
         .log_internal_errors(false)
         .with_writer(writer)
         .event_format(lines)

@@ -1,7 +1,7 @@
-//! `forebay serve --check`: reports what would not be served, without starting anything.
+//! `forebay serve --check`: reports what would not be served; changes nothing.
 //!
-//! Nothing is changed; addresses are bound for a moment. Resources of a running daemon or engine
-//! count as available. Labels and catalogs are not read.
+//! Addresses are bound for a moment. Those of a running daemon or engine count as available. Labels
+//! and catalogs are not read.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read, Write};
@@ -28,9 +28,7 @@ use crate::failure::Outcome;
 use crate::limits;
 use crate::output::{Output, table};
 
-/// The limit for the holder of an address to answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(2);
-/// The bytes read of an answer.
 const ANSWER_BYTES: u64 = 64 << 10;
 /// The longest path of a Unix socket (`sockaddr_un`).
 const SOCKET_PATH_BYTES: usize = 107;
@@ -40,7 +38,6 @@ const KERNELS: [&str; 2] = ["/proc", "/sys"];
 #[derive(Debug, Serialize)]
 struct Part {
     part: String,
-    /// The reason why it would not be served.
     trouble: Option<String>,
 }
 
@@ -161,7 +158,7 @@ fn text(error: impl ToString) -> String {
     error.to_string()
 }
 
-/// Checks the folder, or the existing parent in which it would be made.
+/// The folder, or the parent in which it would be made.
 fn folder_works(folder: &Path) -> Result<(), String> {
     let there = folder
         .ancestors()
@@ -178,7 +175,7 @@ fn can_make(folder: &Path) -> Result<(), Errno> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     match rustix::fs::open(folder, flags, Mode::RUSR | Mode::WUSR) {
         Ok(_) => Ok(()),
-        // Not every file system can. `/proc` and `/sys` allow no new files at all.
+        // Not every file system can. `/proc` and `/sys` allow no files at all.
         Err(error @ (Errno::OPNOTSUPP | Errno::ISDIR | Errno::NOENT)) => {
             match KERNELS.iter().any(|kernels| folder.starts_with(kernels)) {
                 true => Err(error),
@@ -247,7 +244,6 @@ fn address_works(
     }
 }
 
-/// Whether a daemon's metrics answer there.
 fn has_metrics(address: SocketAddr) -> bool {
     let ask = || -> io::Result<Vec<u8>> {
         let mut stream = TcpStream::connect_timeout(&address, ANSWER_LIMIT)?;

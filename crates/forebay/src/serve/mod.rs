@@ -1,7 +1,5 @@
-//! `forebay serve`: from a configuration to a running daemon.
-//!
-//! Single-threaded. The kernel, folders and addresses are checked here, so that errors come at once
-//! and on stderr.
+//! `forebay serve`: from a configuration to a running daemon. Problems are checked first, so that
+//! errors come at once and on stderr.
 
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -20,7 +18,7 @@ use crate::{limits, logging};
 
 mod check;
 
-/// How long the runtime keeps an idle thread; there is work every few minutes.
+/// There is work for an idle thread every few minutes.
 const THREADS_KEPT: Duration = Duration::from_secs(3600);
 
 #[derive(Debug, Args)]
@@ -45,7 +43,6 @@ pub(crate) struct ServeArgs {
     with_parent: bool,
 }
 
-/// The log, and the location of the configuration.
 struct Program {
     log: logging::Log,
     file: Option<PathBuf>,
@@ -101,7 +98,7 @@ pub(crate) fn serve(
     let log = logging::start(&config.log_level, config.log_format, &config.log_file);
     let program = Program {
         log,
-        // The working directory may change, or contain another file by then.
+        // The working directory may change by then.
         file: config.source.clone(),
         dir: args
             .dir
@@ -128,7 +125,7 @@ pub(crate) fn serve(
     };
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
-        // The runtime panics when it has no thread and cannot start one.
+        // The runtime panics when it cannot start a thread.
         .thread_keep_alive(THREADS_KEPT)
         .build()
         .while_doing("start the runtime")?;
@@ -195,7 +192,7 @@ fn daemon_config(config: Config) -> Outcome<DaemonConfig> {
     })
 }
 
-/// Makes the kernel send SIGTERM at the parent's end; fails if it has ended.
+/// SIGTERM at the parent's end; fails if it has ended.
 fn stop_with_parent() -> Outcome {
     let parent = rustix::process::getppid();
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))

@@ -1,7 +1,5 @@
-//! A fake daemon: the API's socket, with samples as answers.
-//!
-//! HTTP by hand, one connection at a time. Bodies are parsed into the API's own types, which check
-//! them.
+//! A fake daemon: the API's socket, with samples as answers. Bodies are parsed into the API's own
+//! types.
 
 use std::fmt::Debug;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -58,7 +56,6 @@ impl Daemon {
         self.folder.path().join("api.sock")
     }
 
-    /// Checks the requests since the last call.
     pub fn was_asked(&self, part: &str) {
         let asked: Vec<String> = self.asked.try_iter().collect();
         assert!(
@@ -78,7 +75,6 @@ impl Drop for Daemon {
     }
 }
 
-/// Answers one request; a truncated one gets no answer.
 fn serve(stream: UnixStream, tell: &mpsc::Sender<String>) {
     let mut reader = BufReader::new(&stream);
     let mut head = Vec::new();

@@ -11,10 +11,9 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-/// For hangs only.
 pub const LIMIT: Duration = Duration::from_secs(120);
 
-/// A folder on the build's filesystem: pools want direct I/O, which a tmpfs may refuse.
+/// Pools want direct I/O, which a tmpfs may refuse.
 pub fn folder() -> tempfile::TempDir {
     tempfile::Builder::new()
         .prefix("fb-")
@@ -102,7 +101,6 @@ impl Daemon {
         daemon
     }
 
-    /// Starts it and waits for an answer.
     pub fn again(&mut self) {
         let log = File::create(self.path("err")).unwrap();
         let child = forebay(self.folder.path(), &["serve"])
@@ -121,7 +119,6 @@ impl Daemon {
         });
     }
 
-    /// Stops it cleanly if it runs.
     pub fn stop(&mut self) {
         let Some(mut child) = self.child.take() else {
             return;

@@ -1,7 +1,7 @@
 //! Use of budgets between two samples: noisy and hurt tenants, and why commands wait.
 //!
-//! Pure. A tenant is hurt if its commands wait although its use and allocation are below its base.
-//! An idle tenant with waits asked for more at once than its base allows.
+//! A tenant is hurt if its commands wait although use and allocation are below its base. An idle
+//! tenant with waits asked for too much at once.
 
 use forebay_control::model::scheduling::Rate;
 use forebay_control::model::stats::{Histogram, LaneStats, TenantStats};
@@ -29,7 +29,6 @@ pub(crate) struct Use {
     pub(crate) window_burst_percent: f64,
     /// Corrected cost divided by calibrated cost.
     pub(crate) window_cost_correction: Option<f64>,
-    /// Commands throttled per second.
     pub(crate) throttled_s: f64,
     pub(crate) throttled_ns: Option<u64>,
     /// The part of its active windows above the base.
@@ -43,9 +42,8 @@ pub(crate) struct Use {
     pub(crate) credit_percent: Option<f64>,
     #[serde(skip)]
     pub(crate) has_budget: bool,
-    /// It uses more than its base; false without a base.
+    /// Above its base; false without a base.
     pub(crate) noisy: bool,
-    /// Its commands wait although it uses less than its base.
     pub(crate) hurt: bool,
     pub(crate) why: Option<String>,
 }
@@ -55,7 +53,7 @@ fn is_near(used: f64, most: Option<u64>) -> bool {
     most.is_some_and(|most| used >= most as f64 * 0.95)
 }
 
-/// The limit that use or allocation reaches; of two, the one with the larger used part.
+/// The limit that use or allocation reaches; of two, the more used one.
 fn reached(
     used: (f64, f64),
     given: (f64, f64),
@@ -131,7 +129,6 @@ impl Use {
         all
     }
 
-    /// The burst limit that is reached, as text.
     fn limit(&self, given: (f64, f64)) -> Option<String> {
         let used = (self.used_iops, self.used_bytes_s);
         reached(used, given, self.burst_iops, self.burst_bytes_s)
@@ -147,7 +144,7 @@ impl Use {
         let has_base = is_near(used, self.base_iops, self.base_bytes_s);
         let base = self.base_iops.zip(self.base_bytes_s);
         let is_idle = given == (0.0, 0.0) && self.window_throttled == 0;
-        // An unscheduled reactor allocates the whole limit although less is used.
+        // An unscheduled reactor allocates the whole limit.
         if let Some(limit) = self.limit(given) {
             return format!("at its limit of {limit}");
         }
@@ -233,7 +230,6 @@ pub(crate) struct VolumePart {
     pub(crate) limit_bytes_s: Option<u64>,
     pub(crate) granted_iops: Option<u64>,
     pub(crate) granted_bytes_s: Option<u64>,
-    /// The mean wait of throttled commands.
     pub(crate) throttled_ns: Option<u64>,
     /// The reason, if it is the volume's own limit.
     pub(crate) why: Option<String>,
@@ -258,7 +254,7 @@ impl VolumePart {
     }
 }
 
-/// Sets each export's reason by its volume's sums: `db@3` is an export of `db`.
+/// By the volume's sums: `db@3` is an export of `db`.
 pub(super) fn add_up(volumes: &mut [VolumeView]) {
     let name = |export: &VolumeView| {
         let name = export.name.split_once('@').map(|(name, _)| name);
@@ -287,7 +283,7 @@ pub(super) fn add_up(volumes: &mut [VolumeView]) {
 }
 
 impl Use {
-    /// A tenant below its limit whose waits come only from its volumes' limits is not hurt.
+    /// A tenant below its limit is not hurt if only its volumes' limits cause waits.
     pub(super) fn beside(mut self, volumes: &[VolumeView]) -> Self {
         let waits = |volume: &&VolumeView| volume.figures.throttled_s > 0.0;
         let waiting: Vec<&VolumeView> = volumes.iter().filter(waits).collect();

@@ -1,4 +1,4 @@
-//! Tests: which tenant is noisy or hurt, and which limit `why` names.
+//! Noisy and hurt tenants, and the limit that `why` names.
 
 use super::super::view::tests::samples;
 use super::super::view::{Tenant, View};
@@ -112,8 +112,7 @@ fn who_is_noisy_and_who_is_hurt_is_told() {
     }
 }
 
-/// Base and limit are 1000 IOPS; pulses of 64 come ten times a second. It gets its base, but not at
-/// once.
+/// Base and limit are 1000 IOPS; pulses of 64 come ten times a second.
 #[test]
 fn who_pulses_is_not_hurt_whenever_it_is_looked_at() {
     let rate = |iops| Rate {
@@ -150,8 +149,7 @@ fn who_pulses_is_not_hurt_whenever_it_is_looked_at() {
     };
     let why = seen(&at_work).why;
     assert_eq!(why.as_deref(), Some("at its limit of 1000 IOPS"));
-    // A tenant is hurt if it waits and gets less than its base, even if it does not wait at this
-    // moment.
+    // A tenant below its base is hurt, even if it does not wait at this moment.
     for (granted_iops, throttled) in [(300, 40), (0, 40), (300, 0)] {
         let hurt = TenantStats {
             granted_iops: Some(granted_iops),
@@ -247,7 +245,7 @@ fn whose_commands_wait_comes_first_and_is_told_by_volume() {
     assert_eq!(view.tenants[1].volumes[0].budget, None);
 }
 
-/// The tenant bursts to 5000 IOPS, its volume to 200: the exhausted limit is the reason.
+/// The tenant bursts to 5000 IOPS, its volume to 200.
 #[test]
 fn the_tighter_limit_is_the_reason() {
     let (before, mut now) = samples();

@@ -1,8 +1,7 @@
 //! `forebay top`: a live view of tenants and volumes.
 //!
-//! `view` computes rates from two samples, and `screen` formats them. A daemon that does not answer
-//! is reported on the last line and polled further. Without a terminal, with `--once` and with
-//! `--json`, it shows one interval and exits.
+//! A daemon that does not answer is reported on the last line and polled further. Without a
+//! terminal, with `--once` and with `--json`, it shows one interval.
 
 mod budget;
 mod screen;
@@ -23,9 +22,8 @@ use crate::interrupt::Interrupt;
 
 /// The longest delay of a key or a resize.
 const TURN: Duration = Duration::from_millis(200);
-/// The limit for the daemon's answer; meanwhile keys are ignored.
+/// Keys are ignored meanwhile.
 const ANSWER_LIMIT: Duration = Duration::from_secs(3);
-/// The size without a terminal.
 const PAPER: Size = Size {
     columns: 80,
     lines: usize::MAX,

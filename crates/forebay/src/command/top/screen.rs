@@ -1,7 +1,5 @@
-//! Formats `forebay top` as text for any window size.
-//!
-//! Pure. No line is wider than the window. The name's column takes the remaining width; hidden rows
-//! are counted.
+//! Formats `forebay top` for any window size. The name's column takes the remaining width; hidden
+//! rows are counted.
 
 use forebay_device::size::format_bytes;
 
@@ -15,7 +13,7 @@ pub(crate) struct Size {
     pub(crate) lines: usize,
 }
 
-/// The columns after the name: title, and width with the space before it.
+/// Title, and width with the space before it.
 const COLUMNS: [(&str, usize); 8] = [
     ("R IOPS", 8),
     ("W IOPS", 8),
@@ -52,7 +50,6 @@ pub(crate) fn text(view: &View, size: Size, last: &str) -> String {
             say(&mut rows, 4, volume.words(), size.columns);
         }
     }
-    // The last line is reserved for `last`.
     let room = size.lines.saturating_sub(lines.len() + 1);
     if rows.len() > room {
         let hidden = rows.len() - room.saturating_sub(1);
@@ -116,7 +113,6 @@ fn head(view: &View) -> Vec<String> {
     vec![first, second, off(&view.reactors)]
 }
 
-/// The corrected costs, if any.
 fn off(reactors: &[ReactorView]) -> String {
     let of = |reactor: &ReactorView| {
         let mut off = String::new();
@@ -154,7 +150,7 @@ fn row(name: &str, figures: &SampleRates, name_width: usize) -> String {
     line
 }
 
-/// A number in at most five characters: `0`, `0.4`, `37.2`, `812`, `13.5k`, `1.2M`.
+/// At most five characters: `0`, `0.4`, `37.2`, `812`, `13.5k`, `1.2M`.
 fn short(value: f64) -> String {
     match value {
         v if v < 0.05 => "0".to_owned(),

@@ -1,7 +1,7 @@
 //! Computes rates and latencies from two samples of the counters.
 //!
-//! Pure. A counter below its former value belongs to a new engine and counts whole.
-//! `forebay top --json` prints this structure.
+//! A counter below its former value belongs to a new engine and counts whole. `forebay top --json`
+//! prints this structure.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -16,12 +16,11 @@ use crate::cli::TopOrder;
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct View {
-    /// Time of the second sample, milliseconds since the Unix epoch.
+    /// Milliseconds since the Unix epoch.
     pub(crate) at_unix_ms: u64,
-    /// Time between the samples.
     pub(crate) interval_ms: u64,
     pub(crate) generation: u64,
-    /// The engine's processor time, in percent of one processor; above 100 with several reactors.
+    /// In percent of one processor.
     pub(crate) engine_cpu_percent: Option<f64>,
     pub(crate) takeovers: u64,
     pub(crate) pool: Option<Space>,
@@ -34,7 +33,6 @@ pub(crate) struct View {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct ReactorView {
     pub(crate) reactor: u32,
-    /// Windows per second.
     pub(crate) windows_s: f64,
     /// Time of the refills, in percent.
     pub(crate) scheduling_percent: f64,
@@ -62,7 +60,6 @@ pub(crate) struct Space {
     pub(crate) used_bytes: u64,
     pub(crate) capacity_bytes: u64,
     pub(crate) faults_s: f64,
-    /// Catalog transactions per second.
     pub(crate) commits_s: f64,
 }
 
@@ -70,7 +67,7 @@ pub(crate) struct Space {
 pub(crate) struct Tenant {
     pub(crate) name: String,
     pub(crate) figures: SampleRates,
-    /// Its budget's use, if any tenant has a budget.
+    /// If any tenant has a budget.
     pub(crate) budget: Option<Use>,
     pub(crate) volumes: Vec<VolumeView>,
 }
@@ -79,7 +76,7 @@ pub(crate) struct Tenant {
 pub(crate) struct VolumeView {
     pub(crate) name: String,
     pub(crate) figures: SampleRates,
-    /// Its part of the tenant's budget, if any budget is stated.
+    /// If any budget is stated.
     pub(crate) budget: Option<VolumePart>,
 }
 
@@ -91,14 +88,10 @@ pub(crate) struct SampleRates {
     pub(crate) other_iops: f64,
     pub(crate) read_bytes_s: f64,
     pub(crate) write_bytes_s: f64,
-    /// Commands per second that ended with an error.
     pub(crate) errors_s: f64,
-    /// The median latency.
     pub(crate) p50_ns: Option<u64>,
-    /// The 99th percentile.
     pub(crate) p99_ns: Option<u64>,
     pub(crate) in_flight: u64,
-    /// Commands throttled per second.
     pub(crate) throttled_s: f64,
 }
 
@@ -272,7 +265,7 @@ fn of_tenant<'a>(stats: &'a Stats, name: &str) -> Option<&'a TenantStats> {
     stats.tenants.iter().find(|tenant| tenant.tenant == name)
 }
 
-/// The sort key; a stable sort keeps equal ones by name.
+/// A stable sort keeps equal ones by name.
 fn rank(order: TopOrder, figures: &SampleRates) -> Reverse<u64> {
     Reverse(match order {
         // Keeps three decimals.
@@ -291,7 +284,7 @@ pub(super) mod tests {
     use forebay_control::model::events::TakeoverStats;
     use forebay_control::model::stats::{Bucket, EngineStats, Latency};
 
-    /// `ops` commands of `each_bytes`, all in the bucket that ends at `end_ns`.
+    /// All in the bucket that ends at `end_ns`.
     fn ops(ops: u64, each_bytes: u64, end_ns: u64, errors: u64) -> OpStats {
         let total = Histogram {
             count: ops,
@@ -393,7 +386,6 @@ pub(super) mod tests {
             vec![
                 lane("acme", "db", ops(300, 4096, 80_000, 0), none(), 4),
                 lane("acme", "log", none(), ops(2_400_000, 8192, 20_480, 6), 32),
-                // Counters of another engine.
                 lane("zoo", "big", ops(4000, 131_072, 3 << 20, 0), none(), 128),
             ],
         );
