@@ -1,8 +1,7 @@
 //! A contiguous part of guest memory for repeated use: a ring, a doorbell page.
 //!
-//! An [`Area`] holds its mapping and gives out no reference. Words are accessed as atomics, once
-//! each, so the checked value is the used value. Longer data is copied first. Words are
-//! little-endian.
+//! Words are accessed as atomics, once each, so the checked value is the used value. Longer data is
+//! copied first. Words are little-endian.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;
@@ -22,7 +21,7 @@ pub struct Area {
     mapping: Arc<Mapping>,
 }
 
-// SAFETY: the address is inside the mapping that the area holds, whose contract it shares.
+// SAFETY: the address is inside the mapping that the area holds.
 unsafe impl Send for Area {}
 // SAFETY: as for Send: atomics and copies only.
 unsafe impl Sync for Area {}
@@ -93,9 +92,8 @@ impl Area {
         if !inside || !ptr.is_aligned() {
             return None;
         }
-        // SAFETY: called only with atomics, for which any bytes are valid and may change at any
-        // time. Inside the mapping, which lives as long as `self`, and aligned. Read-only mappings
-        // are only loaded from.
+        // SAFETY: only atomics, for which any bytes are valid and may change. Inside the mapping,
+        // which lives as long as `self`, and aligned. Read-only mappings are only loaded from.
         Some(unsafe { &*ptr })
     }
 
@@ -148,7 +146,7 @@ impl Area {
     }
 }
 
-/// Prefetches a line, to overlap its transfer from another core's cache with other work.
+/// Prefetches a line from another core's cache.
 #[inline]
 pub(crate) fn prefetch(ptr: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -161,7 +159,7 @@ pub(crate) fn prefetch(ptr: *const u8) {
     let _ = ptr;
 }
 
-/// Adjacent bytes of guest memory for a single use; see [`Area`] for repeated use.
+/// Adjacent bytes of guest memory for a single use.
 #[derive(Debug, Clone, Copy)]
 pub struct View<'a> {
     ptr: NonNull<u8>,
@@ -187,7 +185,7 @@ impl<'a> View<'a> {
         self.len_bytes
     }
 
-    /// The two words at an offset, each in one load; `None` if outside or misaligned.
+    /// Two words, each in one load; `None` if outside or misaligned.
     #[inline]
     pub fn load_two(&self, at: usize) -> Option<[u64; 2]> {
         let ptr = self.ptr.as_ptr().wrapping_add(at).cast::<[AtomicU64; 2]>();

@@ -1,13 +1,11 @@
-//! A SIGBUS handler for pages of a client's file that are gone.
+//! A SIGBUS handler for missing pages of a client's file.
 //!
-//! A client may shrink a mapped file, or a huge page may be missing. Touching such a page raises
-//! `SIGBUS`, which would kill the engine; it must affect only that client. The handler finds the
-//! mapping in a lock-free table, where each entry is read between two loads of its sequence number.
-//! It maps private zeros over the range and marks it broken; the access continues. The kernel
-//! splits huge pages nowhere, so such ranges are mapped by whole huge pages. Any other `SIGBUS`
-//! goes to the previous handler.
+//! A client may shrink a mapped file, or a huge page may be missing. The resulting `SIGBUS` must
+//! not kill the engine. The handler finds the mapping in a lock-free table, maps private zeros over
+//! it and marks it broken; the access continues. Huge pages are replaced whole, as the kernel
+//! cannot split them. Any other `SIGBUS` goes to the previous handler.
 //!
-//! The kernel's own accesses (device transfers) end with `EFAULT` instead and mark nothing.
+//! The kernel's own accesses (device transfers) end with `EFAULT` and mark no mapping.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
@@ -19,7 +17,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use rustix::io::Errno;
 
-/// The most mappings in a process: enough for 64 clients with all their regions.
+/// Enough for 64 clients with all their regions.
 pub const MAX_MAPPINGS: usize = 20_480;
 
 struct Entry {
@@ -58,13 +56,13 @@ static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(null_mut());
 /// The free entries below `USED`. The lock also protects changes of entries.
 static FREE: Mutex<Vec<usize>> = Mutex::new(Vec::new());
 
-/// Mappings broken in this process so far. When it changes, check [`crate::Mapping::is_broken`].
+/// Mappings broken so far; on a change, check [`crate::Mapping::is_broken`].
 #[inline]
 pub fn breaks() -> u64 {
     BREAKS.load(Relaxed)
 }
 
-/// Installs the handler once per process. Other handlers of the signal must be installed before.
+/// Installs the handler once per process; other handlers must come before.
 pub fn install() -> Result<(), Errno> {
     static INSTALLED: OnceLock<Result<(), Errno>> = OnceLock::new();
     *INSTALLED.get_or_init(|| {
@@ -146,7 +144,7 @@ impl Entry {
         self.sequence.store(sequence.wrapping_add(2), Release);
     }
 
-    /// The range, if `at` is in it. No access can be inside an entry that is being changed.
+    /// The range, if `at` is in it; never one that is being changed.
     fn range_with(&self, at: usize) -> Option<Range> {
         let sequence = self.sequence.load(Acquire);
         let range = Range {
@@ -168,7 +166,7 @@ fn mend(at: usize) -> bool {
             continue;
         };
         let (start, len_bytes) = (range.start, range.len_bytes);
-        // All of it, or only around the fault if memory cannot be overcommitted.
+        // If the kernel refuses the whole range (no overcommit), a part around the fault.
         let around = |unit: usize| {
             let unit = unit.max(range.page_bytes);
             let from = start.max(at & !(unit - 1));
@@ -186,9 +184,9 @@ fn mend(at: usize) -> bool {
 }
 
 fn zeros(start: usize, len_bytes: usize) -> bool {
-    // SAFETY: the range is mapped by a `Mapping` whose owner is alive, as an access is in progress.
-    // Its bytes are a client's and have no references, so they may become zeros at any time. mmap
-    // is a plain system call, which a handler may make.
+    // SAFETY: a `Mapping` has mapped the range, and its owner is alive, as an access is in
+    // progress. The client's bytes have no references, so they may become zeros. mmap is a plain
+    // system call, which a handler may make.
     let mapped = unsafe {
         libc::mmap(
             without_provenance_mut(start),
@@ -203,14 +201,14 @@ fn zeros(start: usize, len_bytes: usize) -> bool {
 }
 
 extern "C" fn on_bus(signal: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: the kernel passes a valid siginfo to an SA_SIGINFO handler. It has an address if the
-    // kernel raised the SIGBUS (a positive code). errno is this thread's own.
+    // SAFETY: an SA_SIGINFO handler gets a valid siginfo, with an address if the kernel raised the
+    // SIGBUS (a positive code). errno is this thread's own.
     unsafe {
         let errno = *libc::__errno_location();
         let by_kernel = (*info).si_code > 0;
         let mended = by_kernel && mend((*info).si_addr().addr());
         if !mended {
-            // The previous handler gets it: the access faults again, or the signal is raised again.
+            // The previous handler gets the repeated access, or the signal raised again.
             libc::sigaction(signal, BEFORE.load(Acquire), null_mut());
             if !by_kernel {
                 libc::raise(signal);

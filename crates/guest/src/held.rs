@@ -1,8 +1,7 @@
 //! Pins a mapping's pages in the kernel while they are used.
 //!
-//! Only present pages are pinned: pinning an untouched page would allocate it on our account.
-//! `mincore` tells which pages are present, where it is reliable. Huge pages were reserved when the
-//! file was mapped.
+//! Only present pages (`mincore`) are pinned: an untouched page would be allocated on our account.
+//! Huge pages were reserved with the mapping.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -19,8 +18,7 @@ use crate::mapping::{Mapping, PAGE_BYTES};
 /// Pages per `mincore` call.
 const AT_ONCE: usize = 1 << 14;
 
-/// Whether `mincore` is truthful: it is for processes that may write the file; others are told that
-/// all pages are present.
+/// Whether `mincore` is truthful: processes that may not write the file see all pages as present.
 pub(crate) fn tells(file: BorrowedFd<'_>) -> bool {
     let (path, flags) = (c"", libc::AT_EMPTY_PATH | libc::AT_EACCESS);
     // SAFETY: reads a descriptor and a string, which outlive the call.
@@ -42,7 +40,7 @@ impl Mapping {
         self.whole_bytes
     }
 
-    /// The parts of a range of the whole mapping that are present and may be pinned.
+    /// The parts of a range of the whole mapping that may be pinned.
     pub fn present(&self, range: Range<usize>) -> Vec<Range<usize>> {
         let page = PAGE_BYTES as usize;
         let mut parts: Vec<Range<usize>> = Vec::new();
@@ -58,8 +56,7 @@ impl Mapping {
         let mut there = vec![0u8; AT_ONCE.min((to - from).div_ceil(page))];
         while from < to {
             let bytes = (to - from).min(there.len() * page);
-            // SAFETY: a range inside the mapping, which lives; the kernel writes one byte per page,
-            // for which there is room.
+            // SAFETY: a range inside the mapping, which lives; there is room for one byte per page.
             let done = unsafe {
                 let at = self.whole.as_ptr().wrapping_add(from);
                 libc::mincore(at.cast(), bytes, there.as_mut_ptr())
@@ -82,8 +79,8 @@ impl Mapping {
         parts
     }
 
-    /// Pins a part from [`Mapping::present`], which may take long. `EINVAL`: the part is outside,
-    /// or `pinned` keeps another object.
+    /// Pins a part from [`Mapping::present`]; may take long. `EINVAL`: outside, or `pinned` keeps
+    /// another object.
     pub fn pin(self: &Arc<Self>, range: Range<usize>, pinned: &mut Pinned) -> io::Result<()> {
         let ours: Arc<dyn Any + Send + Sync> = self.clone();
         let kept = std::ptr::addr_eq(Arc::as_ptr(&ours), Arc::as_ptr(pinned.keeps()));

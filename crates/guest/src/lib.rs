@@ -1,14 +1,10 @@
 //! A VM's memory: files of its client, mapped and treated as untrusted.
 //!
-//! The VM frontends (vfio-user, vhost-user) read rings and commands from guest memory, and devices
-//! access its data directly. The client may change, shrink or withdraw the files at any time. A
-//! [`Mapping`] is one mapped range of such a file; [`GuestMemory`] translates guest addresses.
-//! Rings use an [`Area`], a command's data [`Pieces`]; no Rust reference to guest memory exists. A
-//! missing page would kill the process, so [`guard`] maps zeros there and marks the mapping
-//! *broken*.
-//!
-//! The crate speaks no protocol. Its user decides what a broken mapping means, and registers memory
-//! with a ring.
+//! The client may change, shrink or withdraw the files at any time. A [`Mapping`] is one mapped
+//! range; [`GuestMemory`] translates guest addresses. Rings use an [`Area`], a command's data
+//! [`Pieces`], which devices access directly. No Rust reference to guest memory exists. [`guard`]
+//! replaces missing pages by zeros and marks the mapping *broken*; the frontends decide what that
+//! means.
 
 mod area;
 pub mod guard;

@@ -1,9 +1,8 @@
-//! One mapped range of a client's file.
+//! One mapped range of a client's file, until its last holder drops it.
 //!
 //! The file must be in memory (tmpfs, memfd or huge pages): a page of any other may wait for a disk
-//! or for the client itself. Until that is known, no call reaches the file's file system, which may
-//! be the client's own. The file must cover the range; a seal against shrinking is recorded, not
-//! required. The last holder of a [`Mapping`] unmaps it. The descriptor is not kept.
+//! or for the client. Until that is known, no call may reach the file system, which may be the
+//! client's own. A seal against shrinking is recorded, not required.
 #![allow(unsafe_code)]
 
 use std::os::fd::BorrowedFd;
@@ -89,10 +88,10 @@ pub struct Mapping {
 }
 
 // SAFETY: the address range stays mapped as long as the value lives. This crate uses only raw
-// pointers to it and makes no references. A safe method that returned one would break this.
+// pointers to it; a safe method that returned a reference would break this.
 unsafe impl Send for Mapping {}
-// SAFETY: as for Send. Concurrent accesses (threads, the kernel, the guest) leave a mixture of
-// bytes; no Rust value with invariants lives there.
+// SAFETY: as for Send. Concurrent accesses mix bytes, but no Rust value with invariants lives
+// there.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
@@ -103,8 +102,8 @@ impl Mapping {
         len_bytes: u64,
         writable: bool,
     ) -> Result<Self, MapError> {
-        // Only files in memory have seals. Others are refused here, before a call that could block
-        // for ever in their file system.
+        // Only files in memory have seals. Others must not be asked more: their file system could
+        // block for ever.
         let seals = rustix::fs::fcntl_get_seals(file).map_err(|_| MapError::NotMemory)?;
         let stat = rustix::fs::fstat(file).map_err(MapError::System)?;
         let system = rustix::fs::fstatfs(file).map_err(MapError::System)?;
@@ -128,8 +127,7 @@ impl Mapping {
         let cannot_shrink = seals.contains(SealFlags::SHRINK);
         let mut protection = ProtFlags::READ;
         protection.set(ProtFlags::WRITE, writable);
-        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
-        // MAP_FIXED would break this.
+        // SAFETY: a new mapping at an address of the kernel's choice; MAP_FIXED would break this.
         let whole = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -158,8 +156,8 @@ impl Mapping {
             guarded: None,
         };
         for advice in [Advice::LinuxDontDump, Advice::LinuxDontFork] {
-            // SAFETY: names exactly the new mapping; neither advice changes its content. A dump
-            // would contain a tenant's memory.
+            // SAFETY: names exactly the new mapping, whose content stays. A dump would contain a
+            // tenant's memory.
             let _ = unsafe { rustix::mm::madvise(whole.as_ptr().cast(), whole_bytes, advice) };
         }
         let guarded = Guarded::new(whole.addr().get(), whole_bytes, unit as usize);
@@ -194,8 +192,7 @@ impl Mapping {
         self.cannot_shrink
     }
 
-    /// Whether a missing page was touched. It now reads as zeros, and the client does not see our
-    /// writes.
+    /// Whether a missing page was touched. It reads as zeros, and the client sees no more writes.
     #[inline]
     pub fn is_broken(&self) -> bool {
         self.guarded.as_ref().is_some_and(Guarded::is_broken)
@@ -216,8 +213,8 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         // First, so that the handler maps nothing here afterwards.
         self.guarded = None;
-        // SAFETY: exactly the mapped range. Every user of its addresses held the mapping, so none
-        // is left. Using an address without holding it would break this.
+        // SAFETY: exactly the mapped range; every user of its addresses held the mapping, so none
+        // is left.
         let _ = unsafe { rustix::mm::munmap(self.whole.as_ptr().cast(), self.whole_bytes) };
     }
 }

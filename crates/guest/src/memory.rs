@@ -1,7 +1,6 @@
-//! The map from guest addresses to mappings.
+//! The map from guest addresses to mappings: a few sorted, disjoint regions, removed whole.
 //!
-//! A few sorted, disjoint regions; lookups try the last hit first. Regions are removed whole. A
-//! mapping stays while commands at devices ([`crate::Pieces`]) or rings ([`crate::Area`]) use it;
+//! A mapping stays while commands at devices ([`crate::Pieces`]) or rings ([`crate::Area`]) use it;
 //! [`Retired`] tells when none does. For vhost-user a region also has the client's address.
 #![allow(unsafe_code)]
 
@@ -122,8 +121,7 @@ pub struct Retired {
 }
 
 impl Retired {
-    /// Whether they are unused. From then on we never touch them. Dropping this unmaps them, which
-    /// may take long.
+    /// Whether they are unused, for good. Dropping this unmaps them, which may take long.
     pub fn is_free(&self) -> bool {
         self.is_free_but_for(|_| 0)
     }
@@ -214,8 +212,7 @@ impl GuestMemory {
         Ok(retire(before.iter()))
     }
 
-    /// Removes the regions inside a range. `None`, without a change: the range begins or ends
-    /// inside a region.
+    /// Removes the regions inside a range. `None`, without effect: it would split a region.
     pub fn unmap(&mut self, guest_address: u64, len_bytes: u64) -> Option<Retired> {
         let last = guest_address.checked_add(len_bytes.checked_sub(1)?)?;
         let touches = |r: &&GuestRegion| r.guest_address <= last && guest_address <= r.last();
@@ -300,7 +297,7 @@ impl GuestMemory {
         })
     }
 
-    /// A contiguous part of one region, for repeated use. Drop it when its region is unmapped.
+    /// A contiguous part of one region, for repeated use, until that is unmapped.
     pub fn area(&self, guest_address: u64, len_bytes: usize) -> Option<Area> {
         let found = self.find(guest_address)?;
         Area::new(found.mapping, found.from_bytes, len_bytes)
@@ -326,13 +323,12 @@ impl GuestMemory {
         regions.find(|r| user_address.wrapping_sub(r.user_address) < r.len_bytes)
     }
 
-    /// Bytes for a single use; `None` if they are not inside one region.
+    /// Bytes of one region for a single use.
     #[inline]
     pub fn view(&self, guest_address: u64, len_bytes: usize) -> Option<View<'_>> {
         let found = self.find(guest_address)?;
         let ptr = found.mapping.at(found.from_bytes, len_bytes as u64)?;
-        // SAFETY: the lookup found it mapped. The borrow keeps this memory, which holds the
-        // mapping, unchanged.
+        // SAFETY: found mapped; the borrow keeps this memory, which holds the mapping.
         Some(unsafe { View::new(ptr, len_bytes, self) })
     }
 
@@ -355,8 +351,7 @@ impl GuestMemory {
         };
         match found.mapping.at(found.from_bytes, 1) {
             Some(ptr) if found.mapping.is_writable() => {
-                // SAFETY: mapped and writable; others may change it at any time, as an atomic
-                // allows.
+                // SAFETY: mapped and writable; an atomic allows concurrent changes.
                 unsafe { AtomicU8::from_ptr(ptr.as_ptr()) }.store(value, Relaxed);
                 true
             }
@@ -364,8 +359,8 @@ impl GuestMemory {
         }
     }
 
-    /// Copies bytes out, each once, across adjacent regions. False if some are not mapped; others
-    /// may have been copied.
+    /// Copies bytes out, each once, across regions. False: some are missing; others may have been
+    /// copied.
     #[must_use]
     pub fn read(&self, guest_address: u64, into: &mut [u8]) -> bool {
         let mut done = 0;
@@ -376,7 +371,7 @@ impl GuestMemory {
         })
     }
 
-    /// Copies bytes in. False if some are not writable; others may have been written.
+    /// Copies bytes in. False: some are not writable; others may have been written.
     #[must_use]
     pub fn write(&self, guest_address: u64, from: &[u8]) -> bool {
         let mut done = 0;

@@ -1,9 +1,8 @@
 //! A command's data in guest memory.
 //!
-//! A frontend fills its [`Pieces`] from a command's address list. The core takes its [`Hold`],
-//! which keeps the mappings until the devices are done. Adjacent ranges merge, and nothing is
-//! allocated. The mapping of the first piece stays held for the next command, which saves a
-//! reference count; [`Pieces::let_go`] ends that. The device checks alignment.
+//! A frontend fills its [`Pieces`]; the core takes their [`Hold`], which keeps the mappings until
+//! the devices are done. Adjacent ranges merge, and nothing is allocated. The first mapping stays
+//! held for the next command, to save a reference count; [`Pieces::let_go`] ends that.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -15,12 +14,12 @@ use crate::area::{copy_in, copy_out};
 use crate::mapping::Mapping;
 use crate::memory::{GuestMemory, GuestRegion};
 
-/// The most pieces of one command: 128 pages, an unaligned start, and some spare.
+/// 128 pages, an unaligned start, and some spare.
 pub const MAX_PIECES: usize = 144;
 /// Mappings held one by one; a command with more holds all.
 const FEW: usize = 3;
 
-/// A contiguous piece of guest memory; valid only while its mapping is held.
+/// A contiguous piece, valid only while its mapping is held.
 #[derive(Debug, Clone, Copy)]
 pub struct GuestSlice {
     ptr: NonNull<u8>,
@@ -49,8 +48,7 @@ impl GuestSlice {
     /// the piece was collected for writing.
     #[inline]
     pub unsafe fn buf(&self) -> Buf {
-        // SAFETY: mapped with these rights for as long as the caller says; there are no references
-        // to guest memory.
+        // SAFETY: mapped with these rights as the caller says; guest memory has no references.
         unsafe { Buf::new(self.ptr, self.len_bytes) }
     }
 }
@@ -119,8 +117,8 @@ impl Pieces {
         }
     }
 
-    /// Releases everything, including the mapping kept for the next command. Call it before memory
-    /// is removed.
+    /// Releases everything, including the mapping kept for the next command, before memory is
+    /// removed.
     pub fn let_go(&mut self) {
         self.clear();
         self.hold = Hold::default();
@@ -140,8 +138,8 @@ impl Pieces {
         self.writable = true;
     }
 
-    /// Adds a range of guest memory, in one region or several adjacent ones. With `write`, all of
-    /// it must be writable. Until `clear`, all ranges must be of one unchanged memory.
+    /// Adds a range, in one region or several adjacent ones. `write` needs write access. Until
+    /// `clear`, the memory must stay unchanged.
     #[inline]
     pub fn push(
         &mut self,
@@ -236,7 +234,7 @@ impl Pieces {
         &self.slices[..self.count]
     }
 
-    /// Takes the hold and removes the pieces. Copy [`Pieces::slices`] first.
+    /// Takes the hold, and removes the pieces: copy [`Pieces::slices`] first.
     #[inline]
     #[must_use = "they are mapped while this lives"]
     pub fn take(&mut self) -> Hold {
@@ -249,8 +247,7 @@ impl Pieces {
         hold
     }
 
-    /// Copies bytes out, each once, from offset `from_bytes`. False, without effect, if there are
-    /// too few.
+    /// Copies bytes out, each once. False, without effect, if there are too few.
     #[must_use]
     pub fn read(&self, from_bytes: u32, into: &mut [u8]) -> bool {
         let mut done = 0;
@@ -261,7 +258,7 @@ impl Pieces {
         })
     }
 
-    /// Copies bytes in. False, without effect, if the pieces are too short or not writable.
+    /// Copies bytes in. False, without effect, if too short or not writable.
     #[must_use]
     pub fn write(&self, from_bytes: u32, from: &[u8]) -> bool {
         let mut done = 0;

@@ -1,5 +1,4 @@
-//! A missing page affects only its own mapping. Tests that kill the process run in a child: this
-//! program again.
+//! A missing page affects only its own mapping. Tests that kill the process run in a child.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -40,7 +39,7 @@ fn area(file: &OwnedFd, from: u64, bytes: u64) -> Area {
 fn a_file_that_is_shrunk_breaks_its_own_mapping_alone() {
     let (bad, good) = (memory_file(64 * PAGE), memory_file(64 * PAGE));
     let (broken, whole) = (area(&bad, 0, 64 * PAGE), area(&good, 0, 64 * PAGE));
-    // Another mapping of the shrinking file, of a part that stays.
+    // Another mapping of the file, of a part that stays.
     let kept = area(&bad, 0, PAGE);
     for area in [&broken, &whole] {
         assert!(area.store_u64(0, 7, Release) && area.write(40 * PAGE as usize, b"there"));
@@ -172,8 +171,7 @@ fn an_end_of_a_child() {
             }
         }
         "sent" => {
-            // The standard library's handler, installed earlier, removes itself at the first
-            // signal.
+            // The standard library's handler removes itself at the first signal.
             for _ in 0..2 {
                 // SAFETY: a signal to this thread.
                 unsafe { libc::raise(libc::SIGBUS) };

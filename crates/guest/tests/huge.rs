@@ -1,7 +1,5 @@
-//! Huge pages in a client's memory.
-//!
-//! The test reserves huge pages in the system (`nr_hugepages`) and returns them, so it is a program
-//! of its own. Without pages or permission it does nothing and reports that.
+//! Huge pages in a client's memory, in a program of its own: it reserves pages in the system
+//! (`nr_hugepages`). Without pages or permission it only reports that.
 #![allow(unsafe_code)]
 
 use std::fs;
