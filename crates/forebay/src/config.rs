@@ -134,8 +134,8 @@ pub(crate) struct Config {
     pub(crate) allow_faulty: bool,
 }
 
-/// `file`; else `./forebay.toml` if it exists and `dir` is absent; else the defaults in `dir` (or
-/// `./var`).
+/// Loads `file`; else `./forebay.toml` if it exists and `dir` is absent; else the defaults in `dir`
+/// (or `./var`).
 pub(crate) fn load(file: Option<&Path>, dir: Option<&Path>) -> Outcome<Config> {
     let named = match (file, dir) {
         (Some(file), _) => Some(file),
@@ -278,8 +278,8 @@ fn reactors(stated: Option<u16>, cpus: &[u16]) -> Result<u16, String> {
     Ok(reactors)
 }
 
-/// The argument, `FOREBAY_SOCKET`, the current directory's configuration, an existing default, or
-/// the service's configuration.
+/// The API socket, from the argument, `FOREBAY_SOCKET`, the current directory's configuration, an
+/// existing default, or the service's configuration.
 pub(crate) fn socket(said: Option<PathBuf>) -> Outcome<PathBuf> {
     if let Some(path) = said {
         return Ok(path);

@@ -1,7 +1,7 @@
 //! Resource limits of the process.
 //!
-//! They are raised as far as possible; too little fails the start. The limit of threads also
-//! depends on other processes and control groups, so it is tested by starting threads.
+//! They are raised as far as possible; the start fails if too little is left. The limit of threads
+//! also depends on other processes and control groups, so it is tested by starting threads.
 
 use std::io;
 use std::sync::{Arc, Mutex};

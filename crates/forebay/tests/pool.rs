@@ -1,5 +1,5 @@
-//! Pools with problems, through the real daemon and engine: it always starts, reports the problem,
-//! and continues once that is repaired.
+//! Pools with problems, through the real daemon and engine: the daemon always starts, reports the
+//! problem, and continues once that is repaired.
 
 mod common;
 

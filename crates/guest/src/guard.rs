@@ -21,7 +21,7 @@ use rustix::io::Errno;
 pub const MAX_MAPPINGS: usize = 20_480;
 
 struct Entry {
-    /// Odd while the entry changes.
+    /// Odd while the entry changes; readers load it before and after the rest.
     sequence: AtomicU32,
     broken: AtomicBool,
     start: AtomicUsize,

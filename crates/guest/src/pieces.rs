@@ -138,8 +138,8 @@ impl Pieces {
         self.writable = true;
     }
 
-    /// Adds a range, in one region or several adjacent ones. `write` needs write access. Until
-    /// `clear`, the memory must stay unchanged.
+    /// Adds a range, in one region or several adjacent ones. With `write`, the range must be
+    /// writable. Until `clear`, all ranges must be of one unchanged memory.
     #[inline]
     pub fn push(
         &mut self,
@@ -247,7 +247,7 @@ impl Pieces {
         hold
     }
 
-    /// Copies bytes out, each once. False, without effect, if there are too few.
+    /// Copies bytes out, each once. False, without effect, if there are too few bytes.
     #[must_use]
     pub fn read(&self, from_bytes: u32, into: &mut [u8]) -> bool {
         let mut done = 0;

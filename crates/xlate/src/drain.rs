@@ -15,7 +15,7 @@ pub const MAX_DRAINS: usize = 64;
 pub struct SliceSpan {
     /// Its volume.
     pub volume: VolumeId,
-    /// The logical extents that translated it.
+    /// Its logical extents.
     pub range: ExtentRange,
     /// Whether it changes the device.
     pub write: bool,

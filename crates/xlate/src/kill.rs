@@ -49,6 +49,7 @@ pub const POINTS: &[&str] = &[
     "tx.freed",
     "tx.first",
     "tx.reset",
+    // The admin queue.
     "admin.state",
     "admin.sequence",
     "admin.answered",
@@ -93,6 +94,7 @@ pub const POINTS: &[&str] = &[
     "pcie.quiescing",
     "pcie.quiesced",
     "pcie.inherited",
+    // The daemon.
     "daemon.death",
     "daemon.spawned",
     "daemon.told",

@@ -62,7 +62,7 @@ pub enum Answer {
     Granted,
     /// The faults failed.
     Failed {
-        /// Whether those for writing or those for reading.
+        /// Whether the faults for writing failed, or those for reading.
         write: bool,
         /// The reason.
         reason: FaultFailure,

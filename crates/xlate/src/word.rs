@@ -40,7 +40,7 @@ impl Word {
     }
 
     /// A preallocated extent: a hole until its first write there. The device's extent must read as
-    /// zeros.
+    /// zeros. `None`: see [`Word::new`].
     pub fn ahead(device: DeviceIndex, extent: ExtentIndex) -> Option<Word> {
         let place = Word::new(device, extent, Rights::ReadWrite)?.0 & !(3 << RIGHTS_SHIFT);
         Some(Word(place | AHEAD | Word::HOLE.0))

@@ -28,7 +28,7 @@ const ASLEEP: f64 = 0.5;
 /// Below this ratio of processor to turn time, other processes took the processor. The kernel's
 /// clock is too coarse for a higher value.
 const ROBBED: f64 = 0.8;
-/// The fraction of commands at a device that they wait for.
+/// Commands wait for the device if it has at least this fraction of them.
 const AT_DEVICE: f64 = 0.5;
 /// A device that gains this factor with twice the depth is not at its limit.
 const GROWTH: f64 = 1.05;
@@ -98,7 +98,7 @@ struct Depth {
     enough: bool,
 }
 
-/// Warm-up, depth search and load take at most this multiple.
+/// Warm-up, depth search and load take at most this multiple of the load's time.
 const TIMES: u32 = 3;
 
 struct Driven {
@@ -235,7 +235,7 @@ struct Ran {
     elapsed_ns: f64,
     working_ns: f64,
     processor_ns: f64,
-    /// Commands were at devices, and reactors idle.
+    /// Most commands were at devices, and reactors had idle time.
     waits: bool,
 }
 

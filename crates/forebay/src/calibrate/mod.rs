@@ -175,7 +175,7 @@ fn with_links(capacity: NodeCapacity, found: Option<u64>) -> NodeCapacity {
     }
 }
 
-/// Waits for the engine of a new pool; returns its reactors.
+/// Waits for the engine of a new pool; returns its number of reactors.
 fn wait_for_engine(client: &Client) -> Outcome<u32> {
     let until = Instant::now() + ENGINE_LIMIT;
     loop {

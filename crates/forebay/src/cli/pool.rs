@@ -34,7 +34,7 @@ pub(crate) enum PoolCommand {
             .multiple(true)
     ))]
     Set(SettingsArgs),
-    /// Check maps and extents while the pool is in use; exit code 1 on errors
+    /// Check maps and extents while the pool is in use; exit code 1 if something is wrong
     Check {
         /// Free leaked extents, and rewrite overwritten labels
         #[arg(long)]

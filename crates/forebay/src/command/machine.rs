@@ -23,7 +23,7 @@ fn xml(value: &str) -> String {
         .replace('\'', "&apos;")
 }
 
-/// Its options end at a comma.
+/// cloud-hypervisor's options end at a comma.
 fn cloud_value(value: &str) -> String {
     let plain = !value.contains([',', '[', ']']);
     if plain {

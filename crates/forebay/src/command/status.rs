@@ -21,7 +21,7 @@ pub(crate) fn status(context: &Context) -> Outcome {
     context.output.show(&status, status_text)
 }
 
-/// Health by the exit status; all reasons for a missing answer are one.
+/// Reports health by the exit status. A missing answer has one code for all reasons.
 pub(crate) fn check(context: Outcome<Context>) -> Outcome {
     let asked = context.and_then(|context| {
         let client = context.client.with_time_limit(CHECK_LIMIT);

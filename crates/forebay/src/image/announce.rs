@@ -146,7 +146,8 @@ fn renew_until(
     }
 }
 
-/// The reason to end the transfer, if the daemon gives one; it may also be restarting.
+/// The reason to end the transfer, if the daemon gives one. A daemon that does not answer may come
+/// back.
 fn renew(client: &Client, path: &str, body: &TransferPut) -> Option<Failure> {
     match client.put::<_, Transfer>(path, body) {
         Err(ClientError::Refused(error))

@@ -104,8 +104,8 @@ impl Sink {
     }
 }
 
-/// The runtime opens a missing standard output as `/dev/null` for reading and writing; a shell's
-/// `> /dev/null` is write-only.
+/// Whether standard output was closed. The runtime opens it as `/dev/null` for reading and writing;
+/// a shell's `> /dev/null` is write-only.
 fn is_closed(output: &File) -> Outcome<bool> {
     let doing = "look at standard output";
     let stat = rustix::fs::fstat(output).while_doing(doing)?;

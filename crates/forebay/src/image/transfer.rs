@@ -22,7 +22,7 @@ const CHUNK_MAX_BYTES: usize = 512 * 1024;
 /// Blocks that one Write Zeroes covers (NVM Command Set 1.0, 3.2.8: NLB is 16 bits, 0's based).
 const ZEROES_MAX_BLOCKS: u64 = 1 << 16;
 const WINDOW: usize = 16;
-/// The limit between checks for an interrupt.
+/// The longest wait between checks for an interrupt.
 const POLL_LIMIT: Duration = Duration::from_millis(200);
 
 pub(super) trait Commands {
@@ -73,7 +73,7 @@ impl VolumeShape {
     }
 }
 
-/// Gets the bytes done; an error ends the transfer.
+/// Called with the bytes done; an error ends the transfer.
 pub(super) type TransferProgress<'a> = &'a mut dyn FnMut(u64) -> Outcome;
 
 /// Deallocates the rest and returns the image's length. `fresh`: the volume reads as zeros.
@@ -154,7 +154,7 @@ pub(super) trait Data {
     fn next(&mut self) -> Outcome<Option<Range<u64>>>;
 }
 
-/// Reads only `data`.
+/// Copies the volume into `sink`; reads only `data`.
 pub(super) fn export(
     queue: &mut impl Commands,
     shape: VolumeShape,
@@ -249,7 +249,7 @@ impl<'a, Q: Commands> Window<'a, Q> {
         }
     }
 
-    /// There is one more than commands, for the chunk being scanned.
+    /// There is one buffer more than commands, for the chunk being scanned.
     fn spare(&mut self) -> Option<Vec<u8>> {
         if let Some(buf) = self.free.pop() {
             return Some(buf);
@@ -357,7 +357,7 @@ struct Zeros {
 }
 
 impl Zeros {
-    /// Hands over the previous range unless they touch.
+    /// Adds a range; hands over the previous one unless they touch.
     fn add(&mut self, start: u64, bytes: u64, zero: &mut dyn FnMut(Zeros) -> Outcome) -> Outcome {
         if self.start + self.bytes == start {
             self.bytes += bytes;

@@ -295,7 +295,7 @@ fn stop_at_standstill() -> impl FnMut(u64) -> Outcome {
     }
 }
 
-/// Meanwhile commands in flight end, and an interrupt ends the transfer.
+/// While a pipe stalls, commands in flight end, and an interrupt ends the transfer.
 #[test]
 fn a_pipe_that_stands_still_is_interrupted() {
     let (input, sender) = rustix::pipe::pipe().unwrap();

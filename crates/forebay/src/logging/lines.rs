@@ -1,6 +1,7 @@
 //! The format of log lines: text, or JSON with the documented fields.
 //!
-//! A line for the journal begins with its priority, `<N>` (sd-daemon(3)), and has no time.
+//! A line for the journal begins with its priority, `<N>` (sd-daemon(3)). Text has no time there,
+//! as each entry has one.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Debug};

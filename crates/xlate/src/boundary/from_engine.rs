@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 /// A dead engine's work when it crashed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum Blamed {
-    /// A queue's command, or its bytes before a command.
+    /// A queue's command, or its bytes before there is a command.
     Queue {
         /// Its index in the state region.
         queue: u32,
@@ -60,7 +60,7 @@ pub enum Held {
     Job(u64, Job),
     /// A connection. Descriptor: its socket.
     Socket(u64),
-    /// A listener. Descriptor: its socket.
+    /// A VM's listener. Descriptor: its socket.
     MachineListener(ExportId),
     /// A VM. Descriptors: its socket and its machine file.
     Machine(u64, ExportId),
@@ -172,7 +172,7 @@ pub enum FromEngine {
         /// At most [`MAX_BATCH`](super::message::MAX_BATCH).
         faults: Vec<FaultAsk>,
     },
-    /// A FLUSH or FUA, whose devices are flushed, waits for a commit up to this sequence.
+    /// A FLUSH or FUA waits for a commit up to this sequence; its devices are flushed.
     CommitWanted {
         /// The volume.
         volume: VolumeId,

@@ -120,7 +120,7 @@ pub enum ToEngine {
         budget: Option<Budget>,
         /// Its last known credit (operations, bytes); an engine that knows the tenant keeps its own.
         credit: [u64; 2],
-        /// Its base has priority where bases exceed a reactor.
+        /// Its base has priority where bases exceed a reactor's capacity.
         guaranteed: bool,
     },
     /// A volume's tenant and budget; between `SetVolume` and its export.

@@ -110,7 +110,7 @@ impl OwnerSide {
             .map(|t| t.range)
     }
 
-    /// Free extents from `first` on, at most `limit`.
+    /// Number of free extents from `first` on, at most `limit`.
     pub fn free_run(&self, volume: VolumeId, first: u64, limit: u64) -> u64 {
         self.overlapping(volume, ExtentRange::new(first, limit))
             .map(|taken| taken.first.saturating_sub(first))
@@ -472,7 +472,7 @@ impl OwnerSide {
         }
     }
 
-    /// Removes the range's entries: its change is durable, or it is unused and unchanged.
+    /// Removes the range's entries, if its change is durable, or if it is unused and unchanged.
     pub fn forget(&self, id: TakingId, table: &mut GrantTable) -> Result<(), NotForgotten> {
         let drained = Stage::Drained {
             undrained: BTreeSet::new(),

@@ -4,10 +4,11 @@
 //! new table that shares the leaves; readers of the old one at most miss. A hole is never in
 //! flight, so one store may replace it; other moves need a revoke ([`crate::drain`]).
 //!
-//! **Writers.** A reactor only claims a preallocated extent in place, by compare-exchange
-//! ([`Table::claim`]). Other words change only by the control thread's plain stores. These may
-//! overwrite a claimed word: a grant keeps the location, and a revoke drains the write.
-//! [`Table::take_back`] is not drained and must know who won: it uses compare-exchange.
+//! **Writers.** The control thread writes everything. A reactor only claims a preallocated extent
+//! in place, by compare-exchange ([`Table::claim`]). Any other word changes only by the control
+//! thread, so plain stores suffice. They may overwrite a claimed word: a grant keeps the location,
+//! and a revoke drains the write. [`Table::take_back`] is not drained and must know who won: it
+//! uses compare-exchange.
 
 use crate::types::{ExtentRange, Rights};
 use crate::word::Word;
@@ -61,7 +62,7 @@ impl Table {
     #[inline]
     pub fn lookup(&self, extent: u64) -> Word {
         match self.cell(extent) {
-            // Acquire: the owner's earlier changes to the extent are visible.
+            // Acquire: the owner's changes to the extent before the grant are visible.
             Some(cell) => Word::from_bits(cell.load(Ordering::Acquire)),
             None => Word::MISS,
         }
@@ -187,7 +188,7 @@ impl Table {
                 }
                 _ => Word::MISS,
             };
-            // SeqCst: orders this store before the mailbox post.
+            // SeqCst: the mailbox post that follows must not be seen before this store.
             cell.store(new.bits(), Ordering::SeqCst);
             i += 1;
         }

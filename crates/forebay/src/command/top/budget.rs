@@ -254,7 +254,7 @@ impl VolumePart {
     }
 }
 
-/// By the volume's sums: `db@3` is an export of `db`.
+/// Sets reasons by the volume's sums: `db@3` is an export of `db`.
 pub(super) fn add_up(volumes: &mut [VolumeView]) {
     let name = |export: &VolumeView| {
         let name = export.name.split_once('@').map(|(name, _)| name);

@@ -276,7 +276,7 @@ cells! {
         pub active_windows: AtomicU64,
         /// Calibrated processor and device time of its commands, ns.
         pub cost_ns: AtomicU64,
-        /// Its corrected value.
+        /// That time with corrections.
         pub corrected_ns: AtomicU64,
         /// Use in the last full window, commands per second.
         pub used_ops_s: AtomicU64,
@@ -288,9 +288,9 @@ cells! {
         pub above_ops_s: AtomicU64,
         /// Its bytes per second.
         pub above_bytes_s: AtomicU64,
-        /// Its calibrated processor and device time, ns per second.
+        /// Calibrated processor and device time in that window, ns per second.
         pub window_cost_ns_s: AtomicU64,
-        /// Its corrected value.
+        /// That time with corrections.
         pub window_corrected_ns_s: AtomicU64,
         reserved: [AtomicU64; 7],
     }

@@ -273,7 +273,7 @@ impl Region {
         region
     }
 
-    /// Opens an engine's region; fails on another size or version.
+    /// Opens an engine's region; fails if it is too short or of another version.
     pub fn adopt(memory: SharedMemory) -> io::Result<Self> {
         if memory.len() < REGION_BYTES {
             return Err(io::Error::other(
