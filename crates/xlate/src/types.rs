@@ -48,6 +48,7 @@ pub struct ExtentRange {
 }
 
 impl ExtentRange {
+    /// The range `first .. first + count`.
     pub const fn new(first: u64, count: u64) -> Self {
         Self { first, count }
     }
