@@ -1,8 +1,8 @@
-//! The admin queue of an association: Fabrics and admin commands, one at a time, and asynchronous events beside them.
+//! The admin queue of an association: one Fabrics or admin command at a time, and asynchronous
+//! events beside it.
 //!
-//! Design: a command is submitted and waited for, with a time limit. Asynchronous event requests are recognised by
-//! their tag whenever they end, their log page is read (which is what allows the next event), and they are renewed.
-//! What it does *not* do: run on its own; [`crate::session`] has a thread for that.
+//! An event request is recognised by its tag. Reading its log page allows the next event; then the
+//! request is renewed. [`crate::session`] has the thread that calls this code.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use zerocopy::IntoBytes;
 use crate::connection::{Connection, ConnectionOptions};
 use crate::{Done, Error, Wait};
 
-/// Entries of the admin queue: the least a controller must accept is 32 (Base 5.16.1.23, ASQSZ).
+/// The least that a controller must accept (Base 5.16.1.23, ASQSZ).
 const ADMIN_ENTRIES: u16 = 32;
 const TAG_COMMAND: u64 = 0;
 const TAG_EVENT: u64 = 1;
@@ -27,13 +27,12 @@ pub struct AsyncEvent {
     pub kind: u8,
     /// Asynchronous Event Information: notice 0 is Namespace Attribute Changed.
     pub info: u8,
-    /// The log page that has more.
+    /// The log page with the details.
     pub log_page: u8,
-    /// The namespaces of a Namespace Attribute Changed; FFFFFFFFh alone stands for too many to list.
+    /// The namespaces of a Namespace Attribute Changed; FFFFFFFFh alone means too many to list.
     pub changed_nsids: Vec<u32>,
 }
 
-/// Who connects where.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Identity {
     pub(crate) host_id: [u8; 16],
@@ -48,7 +47,6 @@ pub(crate) struct Admin {
     cntlid: u16,
     cap: u64,
     events: Vec<AsyncEvent>,
-    /// Ended event requests that are not renewed yet.
     unserviced: Vec<AsyncEvent>,
     scratch: Vec<Done>,
 }
@@ -86,7 +84,7 @@ impl Admin {
 
     fn enable(&mut self, limit: Duration) -> Result<(), Error> {
         self.cap = self.property_get(command::property::CAP, true)?;
-        // CAP.TO, bits 31:24: the most that enabling may take, in 500 ms (Base 3.1.3.1).
+        // CAP.TO, bits 31:24: the limit for enabling, in units of 500 ms (Base 3.1.3.1).
         let allowed = Duration::from_millis(500 * (self.cap >> 24 & 0xff).max(1));
         self.property_set(command::property::CC, command::CC_ENABLE)?;
         let what = "CSTS.RDY after CC.EN was set";
@@ -98,7 +96,6 @@ impl Admin {
         )
     }
 
-    /// Waits until the bits of CSTS under the mask have the value.
     fn wait_csts(
         &mut self,
         mask: u32,
@@ -191,7 +188,7 @@ impl Admin {
             .buf)
     }
 
-    /// Executes a command, with an error for any status but success.
+    /// Executes a command; any status but success is an error.
     pub(crate) fn execute(
         &mut self,
         what: &str,
@@ -214,7 +211,6 @@ impl Admin {
         done
     }
 
-    /// Submits an asynchronous event request.
     pub(crate) fn request_event(&mut self) -> Result<(), Error> {
         let sqe = command::async_event_request();
         let submitted =
@@ -236,7 +232,7 @@ impl Admin {
         }
     }
 
-    /// Takes what has come without waiting; reads the log pages of events and renews their requests.
+    /// Receives without waiting, reads the log pages of events and renews their requests.
     pub(crate) fn service(&mut self) -> Result<(), Error> {
         self.connection.progress(&mut self.scratch)?;
         self.sort_events();
@@ -262,7 +258,7 @@ impl Admin {
     }
 }
 
-/// Connect (Base 6.3) on a fresh connection; returns the result's dwords 0 and 1.
+/// Connect (Base 6.3) on a new connection; returns dwords 0 and 1 of the result.
 pub(crate) fn connect_queue(
     connection: &mut Connection,
     sqe: Sqe,
@@ -284,7 +280,7 @@ pub(crate) fn connect_queue(
     Ok(done.result)
 }
 
-/// Submits and waits; other commands that end meanwhile are left in `others`.
+/// Submits and waits. Other commands that end meanwhile go to `others`.
 fn execute(
     connection: &mut Connection,
     what: &str,

@@ -1,12 +1,9 @@
 //! One NVMe/TCP queue: its socket, its stream position, its commands and their buffers.
 //!
-//! Design: the socket never blocks. Commands collect in a send queue and leave in one vectored write, headers from the
-//! queue and payloads straight from their buffers. Received bytes come in large pieces; the payload of a C2HData is
-//! copied straight into its command's buffer, and the rest of a long one is received there. Buffers belong to the
-//! command while it is in flight and come back with its completion. A command that ends while its data is still on the
-//! way out is reported once that data is out.
-//!
-//! What it does *not* do: reconnect; allocate per command, other than growth of its queues up to their working size.
+//! The socket never blocks. Commands leave in one vectored write: headers from the send queue,
+//! payloads from their buffers. Received payload is copied to its command's buffer; a long payload
+//! is received there directly. A buffer belongs to its command while in flight. A command that ends
+//! while its data is being sent is reported after the data is out.
 
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -24,40 +21,37 @@ use crate::Error;
 use crate::handshake::initialize;
 use crate::tx::{TxItem, TxQueue};
 
-/// Receive buffer: many small completions, or a good part of a large one.
+/// Room for many small completions.
 const RX_BYTES: usize = 256 * 1024;
-/// From so many missing payload bytes on, they are received straight into the command's buffer.
+/// From this many missing payload bytes, a payload is received directly into its command's buffer.
 const DIRECT_RX_BYTES: usize = 8 * 1024;
-/// Slices of one vectored write.
 const TX_SLICES: usize = 192;
-/// How often commands are checked for being overdue.
 const OVERDUE_CHECK: Duration = Duration::from_millis(500);
-/// MAXR2T: one less than the R2Ts of a command that we take at once.
+/// MAXR2T, 0's based: R2Ts that one command may have open.
 const MAX_R2T: u32 = 3;
 
 /// How to wait for completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Sleep in poll(2) until the socket has something.
+    /// Sleep in poll(2) until the socket is ready.
     Block,
-    /// Ask the socket again and again; burns the CPU, for benchmarks.
+    /// Poll the socket without sleeping; for benchmarks.
     Spin,
 }
 
-/// The end of a command.
+/// A completed command.
 #[derive(Debug)]
 pub struct Done {
     /// The caller's tag.
     pub tag: u64,
-    /// How it ended.
+    /// Its status.
     pub status: Status,
     /// Dwords 0 and 1 of the completion.
     pub result: u64,
-    /// The buffer that was handed in.
+    /// The buffer that was submitted.
     pub buf: Vec<u8>,
 }
 
-/// What a connection asks for when it is made.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConnectionOptions {
     pub(crate) header_digest: bool,
@@ -72,12 +66,11 @@ struct PendingCommand {
     /// Send queue entries that refer to `buf`.
     sending: u32,
     ended: Option<Completion>,
-    /// `None`: it may take as long as it likes.
+    /// `None`: no time limit.
     begun: Option<Instant>,
     active: bool,
 }
 
-/// A payload that is being received.
 struct Incoming {
     slot: u16,
     at: usize,
@@ -180,8 +173,8 @@ impl Connection {
         self.machine.set_in_capsule_bytes(bytes);
     }
 
-    /// Begins a command; it leaves with the next [`Connection::progress`]. A full queue gives the buffer back.
-    /// `limited`: whether it must end within the command time limit.
+    /// Begins a command, which leaves with the next [`Connection::progress`]. A full queue returns
+    /// the buffer. With `limited`, the command time limit applies.
     pub(crate) fn submit(
         &mut self,
         sqe: Sqe,
@@ -191,7 +184,7 @@ impl Connection {
         limited: bool,
     ) -> Result<(), Vec<u8>> {
         if self.in_flight() == 0 {
-            // The clock was last read when the queue last had work.
+            // An idle queue does not update its clock.
             self.now = Instant::now();
         }
         let Some(begun) = self.machine.begin(sqe, transfer) else {
@@ -213,12 +206,12 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends and receives what there is, without waiting. Ended commands are added to `out`.
+    /// Sends and receives without waiting. Completed commands are added to `out`.
     pub(crate) fn progress(&mut self, out: &mut Vec<Done>) -> Result<(), Error> {
         self.now = Instant::now();
         self.send(out)?;
         self.receive(out)?;
-        // R2Ts were answered.
+        // Send the data that R2Ts asked for.
         self.send(out)?;
         if self.now >= self.next_overdue_check {
             self.next_overdue_check = self.now + OVERDUE_CHECK;
@@ -227,7 +220,8 @@ impl Connection {
         Ok(())
     }
 
-    /// [`Connection::progress`] until a command ends or `limit` is over; returns how many ended.
+    /// Repeats [`Connection::progress`] until a command ends or `limit` is over; returns how many
+    /// ended.
     pub(crate) fn poll(
         &mut self,
         out: &mut Vec<Done>,
@@ -249,7 +243,7 @@ impl Connection {
         Ok(out.len() - before)
     }
 
-    /// The commands in flight, given up: the caller's tags and buffers. The connection is of no use afterwards.
+    /// Gives up the connection and returns the tags and buffers of the commands in flight.
     pub(crate) fn abandon(&mut self) -> Vec<(u64, Vec<u8>)> {
         let _ = self.stream.shutdown(Shutdown::Both);
         self.tx.clear();
@@ -267,7 +261,7 @@ impl Connection {
         poll_sockets(&mut [self.poll_fd()], limit).map_err(|source| self.socket_error(source))
     }
 
-    /// What to wait for: something to receive, and room to send if something waits for it.
+    /// Always input; output only if the send queue has entries.
     pub(crate) fn poll_fd(&self) -> PollFd<'_> {
         let mut events = PollFlags::IN;
         if !self.tx.is_empty() {
@@ -324,7 +318,8 @@ impl Connection {
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) => {
-                    // The target's last words say more than a broken pipe does.
+                    // The target may have sent a termination request, which says more than a broken
+                    // pipe.
                     self.receive(out)?;
                     return Err(self.socket_error(e));
                 }
@@ -333,7 +328,6 @@ impl Connection {
         Ok(())
     }
 
-    /// So many more bytes are out.
     fn sent(&mut self, bytes: usize, out: &mut Vec<Done>) {
         self.tx.sent(bytes);
         while let Some((slot, answers_r2t)) = self.tx.pop_sent() {
@@ -363,7 +357,7 @@ impl Connection {
             let space = &mut self.rx[self.rx_end..];
             let mut offered = space.len();
             let received = match &mut self.incoming {
-                // Here the receive buffer is empty: all of it went into the payload.
+                // The receive buffer is empty here, because all its bytes were payload.
                 Some(incoming) if incoming.missing >= DIRECT_RX_BYTES => {
                     let buf = &mut self.commands[usize::from(incoming.slot)].buf;
                     let direct = &mut buf[incoming.at..incoming.at + incoming.missing];
@@ -401,7 +395,7 @@ impl Connection {
         }
     }
 
-    /// Takes everything usable out of the receive buffer.
+    /// Consumes all complete parts of the receive buffer.
     fn consume(&mut self, out: &mut Vec<Done>) -> Result<(), Error> {
         loop {
             if self.incoming.is_some() && !self.consume_payload(out) {
@@ -443,7 +437,7 @@ impl Connection {
         }
     }
 
-    /// Copies payload from the receive buffer to its place. True: it is complete.
+    /// Copies payload from the receive buffer to its command. True: the payload is complete.
     fn consume_payload(&mut self, out: &mut Vec<Done>) -> bool {
         let Some(incoming) = &mut self.incoming else {
             return true;
@@ -539,7 +533,7 @@ impl Connection {
         })
     }
 
-    /// Tells the controller what was wrong with its PDU; whether it hears is not waited for.
+    /// Reports a bad PDU to the controller, without waiting for delivery.
     fn refuse_pdu(&mut self, error: PduError) -> Error {
         self.send_term_req(&error);
         Error::Pdu {
@@ -557,7 +551,7 @@ impl Connection {
     }
 
     fn send_term_req(&mut self, error: &PduError) {
-        // In the middle of another PDU it would be taken for that one's data.
+        // Inside another PDU, the target would take it for that PDU's data.
         if self.tx.is_between_pdus() {
             let header = &self.rx[self.rx_start..self.rx_end];
             let mut pdu = [0; MAX_TERM_REQ_BYTES];
@@ -582,7 +576,7 @@ impl Connection {
     }
 }
 
-/// Sleeps until a socket is ready or the limit is over, and not for longer than until the next check for overdue
+/// Sleeps until a socket is ready or the limit is over, at most until the next check for overdue
 /// commands.
 pub(crate) fn poll_sockets(fds: &mut [PollFd<'_>], limit: Duration) -> std::io::Result<()> {
     let limit = limit.min(OVERDUE_CHECK);

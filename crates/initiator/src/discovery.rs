@@ -1,8 +1,7 @@
-//! The host as the discovery service sees it.
+//! Reads the discovery log page, over a connection of its own.
 //!
-//! Design: connect to the well-known discovery subsystem, read its log page, disconnect. The page is read again if its
-//! generation changed while it was read (Base 5.16.1.23).
-//! What it does *not* do: follow referrals, or stay connected to be told of changes.
+//! If the page's generation changes during the read, the read starts again (Base 5.16.1.23).
+//! Referrals are not followed.
 
 use std::net::SocketAddr;
 
@@ -16,14 +15,13 @@ use crate::{Error, Options};
 
 const HEADER_BYTES: u32 = size_of::<DiscoveryLogHeader>() as u32;
 const ENTRY_BYTES: u32 = size_of::<DiscoveryLogEntry>() as u32;
-/// Entries per Get Log Page.
 const CHUNK: u64 = 16;
-/// More subsystems than any discovery service has; a bound for what a peer says.
+/// A bound on the count that a peer reports.
 const MAX_ENTRIES: u64 = 16 * 1024;
-/// How often a page that changes under our hands is read again.
+/// Reads of a page that keeps changing.
 const ATTEMPTS: u32 = 5;
 
-/// A subsystem that the discovery service told of.
+/// A subsystem in the discovery log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Discovered {
     /// SUBNQN.
@@ -39,7 +37,7 @@ pub struct Discovered {
 }
 
 impl Discovered {
-    /// Whether it is a subsystem with namespaces behind NVMe/TCP.
+    /// Whether it is an NVM subsystem over TCP.
     #[must_use]
     pub fn is_nvm_tcp(&self) -> bool {
         self.subtype == DiscoveryLogEntry::SUBTYPE_NVM
@@ -47,20 +45,20 @@ impl Discovered {
     }
 }
 
-/// Namespace for what needs no session.
+/// Functions that need no session.
 #[derive(Debug)]
 pub struct Host;
 
 impl Host {
-    /// What the discovery service at `addr` lists for the host `hostnqn`.
+    /// Lists the subsystems that the discovery service at `addr` shows the host `hostnqn`.
     ///
     /// # Errors
-    /// It can't be reached, refuses, or does not answer in time.
+    /// The service can't be reached, refuses, or does not answer in time.
     pub fn discover(addr: SocketAddr, hostnqn: &str) -> Result<Vec<Discovered>, Error> {
         Self::discover_with(addr, hostnqn, &Options::default())
     }
 
-    /// [`Host::discover`] with digests and time limits of one's own.
+    /// [`Host::discover`] with the digests and time limits in `options`.
     ///
     /// # Errors
     /// As [`Host::discover`].

@@ -1,8 +1,6 @@
-//! What can go wrong on the host side, in words that say what, where, and what to do.
+//! Errors of the host side: what failed, where, and what to do.
 //!
-//! Design: one enum; each variant knows whether the connection is lost ([`Error::is_connection_lost`]), which is what a
-//! caller that reconnects must know.
-//! What it does *not* do: retry.
+//! A caller that reconnects asks [`Error::is_connection_lost`].
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,77 +18,77 @@ pub enum Error {
     /// No TCP connection could be made.
     #[error("cannot connect to {addr}: {source}; is the target running and listening there?")]
     Connect {
-        /// Where to.
+        /// The target.
         addr: SocketAddr,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
     /// The socket failed.
     #[error("connection to {addr} failed: {source}; reconnect")]
     Socket {
-        /// Where to.
+        /// The target.
         addr: SocketAddr,
-        /// How.
+        /// The cause.
         source: io::Error,
     },
     /// The target closed the connection.
     #[error("{addr} closed the connection with {in_flight} commands in flight; reconnect")]
     Closed {
-        /// Where to.
+        /// The target.
         addr: SocketAddr,
-        /// How many commands were in flight.
+        /// Commands in flight.
         in_flight: usize,
     },
-    /// Nothing came in time.
+    /// No answer came in time.
     #[error("waited {waited:?} for {what} from {addr}; the target is stuck or gone, reconnect")]
     TimedOut {
-        /// Where to.
+        /// The target.
         addr: SocketAddr,
-        /// What was waited for.
+        /// The missing answer.
         what: String,
-        /// How long.
+        /// The time limit.
         waited: Duration,
     },
     /// The target sent a PDU that no host can accept.
     #[error("{addr} sent a malformed PDU: {error}")]
     Pdu {
-        /// Where from.
+        /// The target.
         addr: SocketAddr,
-        /// What was wrong.
+        /// The fault in the PDU.
         error: PduError,
     },
     /// The target broke the protocol.
     #[error("{addr} broke the protocol: {violation}")]
     Protocol {
-        /// Where from.
+        /// The target.
         addr: SocketAddr,
-        /// How.
+        /// The violation.
         violation: Violation,
     },
-    /// The target gave up the connection.
+    /// The target terminated the connection.
     #[error("{addr} terminated the connection: {}", PduError { status: term.status, info: term.info })]
     Terminated {
-        /// Where from.
+        /// The target.
         addr: SocketAddr,
-        /// Its words.
+        /// Its termination request.
         term: TermReq,
     },
     /// A command ended with an error status.
     #[error("{what}: {addr} answered {status:?}{hint}", hint = hint(*status))]
     Status {
-        /// Where from.
+        /// The target.
         addr: SocketAddr,
-        /// Which command.
+        /// The command.
         what: String,
-        /// The status.
+        /// Its status.
         status: Status,
     },
     /// The controller can't be used.
     #[error("{addr}: {what}")]
     Unusable {
-        /// Where.
+        /// The target.
         addr: SocketAddr,
-        /// What is missing.
+        /// The missing feature.
         what: String,
     },
     /// The caller asked for something impossible.
@@ -99,15 +97,15 @@ pub enum Error {
     /// A thread of the load generator could not start or be pinned.
     #[error("cannot {what}: {source}")]
     System {
-        /// What was tried.
+        /// The failed step.
         what: &'static str,
-        /// Why not.
+        /// The cause.
         source: io::Error,
     },
 }
 
 impl Error {
-    /// Whether the connection is gone, so that reconnecting may help.
+    /// Whether the connection is lost, so that reconnecting may help.
     #[must_use]
     pub fn is_connection_lost(&self) -> bool {
         match self {
@@ -125,7 +123,7 @@ impl Error {
         }
     }
 
-    /// The status, if a command's status is what went wrong.
+    /// The status of the command that failed.
     #[must_use]
     pub fn status(&self) -> Option<Status> {
         match self {

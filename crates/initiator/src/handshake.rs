@@ -1,8 +1,6 @@
 //! The first exchange on a connection: ICReq and ICResp (TCP 3.4).
 //!
-//! Design: on the socket while it still blocks, with the time that is left of the connect limit; nothing is read past
-//! the answer.
-//! What it does *not* do: Connect, which is a command.
+//! The socket still blocks here. Nothing is read past the answer.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -14,7 +12,6 @@ use forebay_nvme::tcp::{
 
 use crate::Error;
 
-/// ICReq and ICResp on a blocking socket, within the deadline.
 pub(crate) fn initialize(
     stream: &mut TcpStream,
     addr: SocketAddr,

@@ -1,8 +1,7 @@
 //! An I/O queue of a session.
 //!
-//! Design: commands are submitted with a buffer that the queue owns until the command ends, and a tag that comes back
-//! with it. Nothing leaves before [`IoQueue::poll`], so commands submitted together travel together.
-//! What it does *not* do: split a command by the controller's limits, reconnect, or retry.
+//! The queue owns a command's buffer until the command ends. Commands leave together at
+//! [`IoQueue::poll`]. They are not split by the controller's limits, and not retried.
 
 use std::time::{Duration, Instant};
 
@@ -21,55 +20,55 @@ pub enum IoOp {
     Read {
         /// First block.
         lba: u64,
-        /// How many.
+        /// Number of blocks.
         blocks: u32,
     },
     /// Writes `blocks` (1..=65536) from the buffer to `lba`.
     Write {
         /// First block.
         lba: u64,
-        /// How many.
+        /// Number of blocks.
         blocks: u32,
-        /// Force unit access: it ends only when it is durable.
+        /// Force unit access: the command ends only when its data is durable.
         fua: bool,
     },
-    /// Makes every write that has ended durable.
+    /// Makes every completed write durable.
     Flush,
     /// Writes zeros to `blocks` (1..=65536) from `lba`.
     WriteZeroes {
         /// First block.
         lba: u64,
-        /// How many.
+        /// Number of blocks.
         blocks: u32,
-        /// The controller may give the space back (DEAC).
+        /// The controller may deallocate the blocks (DEAC).
         deallocate: bool,
     },
-    /// Deallocates the ranges in the buffer, made by [`dsm_ranges`].
+    /// Deallocates the ranges in the buffer, which [`dsm_ranges`] makes.
     Deallocate {
-        /// How many ranges, 1..=256.
+        /// Number of ranges, 1..=256.
         ranges: u32,
     },
 }
 
-/// A command that was not submitted, and its buffer.
+/// A command that was not submitted.
 #[derive(Debug)]
 pub struct NotSubmitted {
-    /// Why.
+    /// The reason.
     pub reason: Reason,
-    /// The buffer that was handed in.
+    /// The command's buffer.
     pub buf: Vec<u8>,
 }
 
 /// Why a command was not submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// As many commands as the queue holds are in flight: poll first.
+    /// The queue is full: poll first.
     Full,
-    /// The buffer is shorter than the command's data, or the command has none or too many blocks or ranges.
+    /// The buffer is too short, or the number of blocks or ranges is out of range.
     Size,
 }
 
-/// The data of an [`IoOp::Deallocate`] of ranges (first block, number of blocks).
+/// The data of an [`IoOp::Deallocate`]; a range is (first block, number of blocks).
 #[must_use]
 pub fn dsm_ranges(ranges: &[(u64, u32)]) -> Vec<u8> {
     let ranges = ranges.iter();
@@ -78,7 +77,7 @@ pub fn dsm_ranges(ranges: &[(u64, u32)]) -> Vec<u8> {
         .collect()
 }
 
-/// An I/O queue: a connection of its own.
+/// An I/O queue, with its own connection.
 #[derive(Debug)]
 pub struct IoQueue {
     connection: Connection,
@@ -103,28 +102,28 @@ impl IoQueue {
         self.qid
     }
 
-    /// The namespace's logical block.
+    /// Size of the namespace's logical block in bytes.
     #[must_use]
     pub fn block_bytes(&self) -> u32 {
         self.block_bytes
     }
 
-    /// How many commands may be in flight.
+    /// The most commands in flight.
     #[must_use]
     pub fn depth(&self) -> usize {
         self.connection.depth()
     }
 
-    /// How many are.
+    /// Commands in flight.
     #[must_use]
     pub fn in_flight(&self) -> usize {
         self.connection.in_flight()
     }
 
-    /// Submits a command. It leaves with the next [`IoQueue::poll`].
+    /// Submits a command, which leaves with the next [`IoQueue::poll`].
     ///
     /// # Errors
-    /// Gives the buffer back if the queue is full or the buffer does not fit the command.
+    /// Returns the buffer if the queue is full or the buffer does not fit the command.
     pub fn submit(&mut self, op: &IoOp, tag: u64, buf: Vec<u8>) -> Result<(), NotSubmitted> {
         let nsid = self.nsid;
         let bytes = self.data_bytes(op).filter(|&n| buf.len() >= n as usize);
@@ -158,11 +157,11 @@ impl IoQueue {
         self.submit_command(sqe, transfer, tag, buf)
     }
 
-    /// As [`IoQueue::submit`], for any other command: its entry without identifier and data pointer, and the data
-    /// that it moves, which must fit the buffer. Two that are submitted one after the other follow each other.
+    /// [`IoQueue::submit`] for any other command. `sqe` needs no identifier and no data pointer.
+    /// Consecutive submissions stay in order.
     ///
     /// # Errors
-    /// Gives the buffer back if the queue is full or the buffer is too short.
+    /// Returns the buffer if the queue is full or the buffer is too short.
     pub fn submit_command(
         &mut self,
         sqe: Sqe,
@@ -185,11 +184,11 @@ impl IoQueue {
         })
     }
 
-    /// Compare and Write, the fused operation (Base 2.0, 3.4.2), of one block, on an idle queue: writes `new` if the
-    /// block is as `expected`, and says whether it was. With `fua`, both halves ask for what is durable.
+    /// Compare and Write of one block, a fused operation (Base 2.0, 3.4.2), on an idle queue.
+    /// Returns whether the block was `expected`, and so was written. `fua` applies to both halves.
     ///
     /// # Errors
-    /// One of both failed otherwise, or did not fit; or the connection is lost.
+    /// A half failed for another reason, or the connection is lost.
     pub fn compare_and_write(
         &mut self,
         lba: u64,
@@ -245,7 +244,7 @@ impl IoQueue {
         })
     }
 
-    /// The data that a command moves; `None` if it has no sensible size.
+    /// The bytes that a command moves; `None` if a count is out of range.
     fn data_bytes(&self, op: &IoOp) -> Option<u32> {
         match *op {
             IoOp::Read { blocks, .. } | IoOp::Write { blocks, .. } => (1..=1 << 16)
@@ -260,10 +259,11 @@ impl IoQueue {
         }
     }
 
-    /// Sends what was submitted and waits up to `limit` for commands to end; adds them to `out` and returns how many.
+    /// Sends submitted commands and waits up to `limit` for completions. Adds them to `out` and
+    /// returns how many.
     ///
     /// # Errors
-    /// The connection is lost, or a command is overdue: the queue is of no use any more, see [`IoQueue::abandon`].
+    /// The connection is lost, or a command is overdue; call [`IoQueue::abandon`] next.
     pub fn poll(
         &mut self,
         out: &mut Vec<Done>,
@@ -273,10 +273,7 @@ impl IoQueue {
         self.connection.poll(out, wait, limit)
     }
 
-    /// Sleeps until a queue has something to receive or room to send, or `limit` is over.
-    ///
-    /// # Errors
-    /// poll(2) failed.
+    /// Sleeps until a queue's socket is ready or `limit` is over.
     pub(crate) fn sleep_any<'a>(
         queues: impl Iterator<Item = &'a IoQueue>,
         limit: Duration,
@@ -288,8 +285,8 @@ impl IoQueue {
         })
     }
 
-    /// Gives up the connection: the tags and buffers of the commands in flight, which may have been executed or not,
-    /// or yet be.
+    /// Closes the connection and returns the tags and buffers in flight. The target may have
+    /// executed these commands, or may still do so.
     pub fn abandon(mut self) -> Vec<(u64, Vec<u8>)> {
         self.connection.abandon()
     }

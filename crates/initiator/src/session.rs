@@ -1,11 +1,9 @@
 //! A session: one association with one controller.
 //!
-//! Design: [`Session::connect`] does what a host must do to use a subsystem; I/O queues are opened one by one and belong
-//! to their users, so each can live on its own thread. A thread of the session sends keep-alives when they are due and
-//! collects asynchronous events; it sleeps between. When the session is dropped its admin connection closes, and the
-//! controller ends the association; [`Session::close`] shuts down properly first.
-//!
-//! What it does *not* do: reconnect. A lost session is made anew by its user.
+//! Each I/O queue belongs to its user and may live on its own thread. A thread of the session sends
+//! keep-alives and collects asynchronous events. Dropping a session closes its admin connection,
+//! which ends the association; [`Session::close`] also shuts the controller down. A session does
+//! not reconnect.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -20,26 +18,27 @@ use crate::admin::{Admin, AsyncEvent, Identity, connect_queue};
 use crate::connection::{Connection, ConnectionOptions};
 use crate::{Error, IoQueue};
 
-/// How a session is made.
+/// Options of a session.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How many I/O queues to ask for. The controller may grant fewer.
+    /// I/O queues to ask for; the controller may grant fewer.
     pub io_queues: u16,
-    /// Entries of each I/O queue; one more than the depth to be reached. The controller's CAP.MQES may allow fewer.
+    /// Entries of each I/O queue: one more than its depth. CAP.MQES may allow fewer.
     pub queue_entries: u32,
     /// Ask for header digests.
     pub header_digest: bool,
     /// Ask for data digests.
     pub data_digest: bool,
-    /// Keep Alive Timeout in milliseconds; 0: none.
+    /// Keep Alive Timeout in milliseconds; 0 disables it.
     pub kato_ms: u32,
-    /// Ask to disable submission queue flow control on I/O queues, which lets a controller leave out responses (SUCCESS).
+    /// Disable submission queue flow control on I/O queues, so that the controller may omit
+    /// responses (SUCCESS).
     pub disable_sq_flow_control: bool,
-    /// The most that connecting, and then enabling, may take.
+    /// Time limit for connecting, and again for enabling.
     pub connect_timeout: Duration,
-    /// The most that a command may take.
+    /// Time limit for a command.
     pub command_timeout: Duration,
-    /// The host identifier; made from the host's NQN if absent, so that the same name has the same one.
+    /// The host identifier; by default it is derived from the host's NQN.
     pub host_id: Option<[u8; 16]>,
 }
 
@@ -81,7 +80,7 @@ impl Options {
     }
 }
 
-/// A host identifier that depends on the name alone: two 64-bit FNV-1a hashes, in the form of a version 8 UUID.
+/// Two 64-bit FNV-1a hashes of the name, in the form of a version 8 UUID.
 fn host_id_of(hostnqn: &str) -> [u8; 16] {
     let hash = |start: u64| {
         hostnqn.bytes().fold(start, |hash, byte| {
@@ -115,7 +114,6 @@ pub struct Session {
 #[derive(Debug)]
 struct SessionShared {
     admin: Mutex<Admin>,
-    /// Set to stop the keeper.
     stop: Mutex<bool>,
     wake: Condvar,
     failure: Mutex<Option<Error>>,
@@ -127,14 +125,14 @@ impl SessionShared {
     }
 }
 
-/// How often events are looked for.
 const EVENT_INTERVAL: Duration = Duration::from_millis(250);
 
 impl Session {
-    /// Connects to a subsystem: admin queue, enable, identify, number of queues, events, keep-alive.
+    /// Connects to a subsystem: admin queue, enable, identify, number of queues, events,
+    /// keep-alive.
     ///
     /// # Errors
-    /// Anything that keeps a host from using it.
+    /// A step failed; the error names it.
     pub fn connect(
         addr: SocketAddr,
         subnqn: &str,
@@ -159,7 +157,7 @@ impl Session {
             let granted = command::granted_queues(done.result);
             granted.min(u32::from(options.io_queues)) as u16
         };
-        // Bit 8: namespace attribute notices (Base 5.27.1.8). A controller without them is as good.
+        // Bit 8: namespace attribute notices (Base 5.27.1.8). They are optional.
         let sqe = command::set_async_events(1 << 8);
         let what = "Set Features, Asynchronous Event Configuration";
         if admin
@@ -203,7 +201,7 @@ impl Session {
         })
     }
 
-    /// Where it is connected to.
+    /// The address of the target.
     #[must_use]
     pub fn addr(&self) -> SocketAddr {
         self.addr
@@ -215,31 +213,31 @@ impl Session {
         &self.controller
     }
 
-    /// The controller's identifier, from Connect.
+    /// The controller's identifier.
     #[must_use]
     pub fn cntlid(&self) -> u16 {
         self.cntlid
     }
 
-    /// The namespaces there were when it connected.
+    /// The namespaces at the time of connecting.
     #[must_use]
     pub fn namespaces(&self) -> &[NamespaceInfo] {
         &self.namespaces
     }
 
-    /// How many I/O queues the controller granted.
+    /// I/O queues that the controller granted.
     #[must_use]
     pub fn granted_queues(&self) -> u16 {
         self.granted_queues
     }
 
-    /// The depth that an I/O queue will have.
+    /// The depth of each I/O queue.
     #[must_use]
     pub fn queue_depth(&self) -> usize {
         self.entries as usize - 1
     }
 
-    /// Asks for a namespace as it is now; `None`: it is gone.
+    /// Identifies a namespace again; `None` if it is gone.
     ///
     /// # Errors
     /// The command failed or the connection is lost.
@@ -263,7 +261,7 @@ impl Session {
         Ok(identify::uuid_descriptor(&data))
     }
 
-    /// The commands that the SMART log counts (Base 2.0, 5.16.1.3): reads, writes.
+    /// Reads and writes that the SMART log counts (Base 2.0, 5.16.1.3).
     ///
     /// # Errors
     /// The command failed or the connection is lost.
@@ -301,7 +299,7 @@ impl Session {
         Ok(admin.take_events())
     }
 
-    /// Waits for an asynchronous event; an empty list after `limit`.
+    /// Waits for an asynchronous event; returns an empty list after `limit`.
     ///
     /// # Errors
     /// The admin connection is lost.
@@ -316,7 +314,7 @@ impl Session {
         }
     }
 
-    /// What ended the association, if the keep-alive thread found it lost. Given once.
+    /// The error of the keep-alive thread that ended the association. Returned once.
     #[must_use]
     pub fn take_failure(&self) -> Option<Error> {
         let mut failure = self
@@ -330,7 +328,7 @@ impl Session {
     /// Opens the next I/O queue, for a namespace.
     ///
     /// # Errors
-    /// No queue is left, there is no such namespace, or connecting failed.
+    /// No queue is left, the namespace does not exist, or connecting failed.
     pub fn open_queue(&mut self, nsid: u32) -> Result<IoQueue, Error> {
         let unusable = |what: String| Error::Unusable {
             addr: self.addr,
@@ -387,7 +385,7 @@ impl Drop for Session {
     }
 }
 
-/// The keeper's loop: half of the timeout after the last keep-alive, the next one.
+/// Sends each keep-alive half a timeout after the last one.
 fn keep(shared: &SessionShared, kato: Duration) {
     let period = if kato.is_zero() {
         EVENT_INTERVAL

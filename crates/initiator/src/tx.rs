@@ -1,15 +1,13 @@
-//! What waits to be sent on a connection.
+//! The send queue of a connection.
 //!
-//! Design: an entry is a header with its digest, a range of a command's buffer, and that data's digest. Entries become
-//! slices of one vectored write, and leave when all their bytes are out.
-//! What it does *not* do: own the data, or write.
+//! An entry is a header with its digest, a range of a command's buffer, and that data's digest. It
+//! leaves the queue when all its bytes are sent.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
 
 use forebay_nvme::tcp::{DIGEST_BYTES, MAX_HEADER_BYTES};
 
-/// A PDU to be sent.
 pub(crate) struct TxItem {
     pub(crate) header: [u8; MAX_HEADER_BYTES],
     pub(crate) header_bytes: u8,
@@ -29,10 +27,9 @@ impl TxItem {
     }
 }
 
-/// PDUs in the order in which they leave.
 pub(crate) struct TxQueue {
     items: VecDeque<TxItem>,
-    /// Of the first one.
+    /// Sent bytes of the first item.
     sent_bytes: usize,
 }
 
@@ -48,7 +45,6 @@ impl TxQueue {
         self.items.is_empty()
     }
 
-    /// Whether the next byte to be sent is a PDU's first.
     pub(crate) fn is_between_pdus(&self) -> bool {
         self.sent_bytes == 0
     }
@@ -61,7 +57,8 @@ impl TxQueue {
         self.items.clear();
     }
 
-    /// Fills `slices` with what is to be sent; returns how many and how many bytes they are. `buffer` is that of a slot.
+    /// Fills `slices`; returns how many it filled, and their bytes. `buffer` returns a slot's
+    /// buffer.
     pub(crate) fn gather<'a>(
         &'a self,
         slices: &mut [IoSlice<'a>],
@@ -92,12 +89,11 @@ impl TxQueue {
         (count, bytes)
     }
 
-    /// So many more bytes are out.
     pub(crate) fn sent(&mut self, bytes: usize) {
         self.sent_bytes += bytes;
     }
 
-    /// The next PDU that is out entirely: its slot, and whether it answers an R2T.
+    /// Removes the next PDU that is sent completely: its slot, and whether it answers an R2T.
     pub(crate) fn pop_sent(&mut self) -> Option<(u16, bool)> {
         let total = self.items.front()?.total_bytes();
         self.sent_bytes = self.sent_bytes.checked_sub(total)?;
