@@ -1,14 +1,9 @@
-//! The load generator.
+//! The load generator: keeps a namespace under a known load and measures rates, latency
+//! distributions and its own cost.
 //!
-//! Purpose: keep a namespace under a known load and say honestly what it gave: rates, whole latency distributions, and
-//! what the load itself cost.
-//!
-//! Design: [`run`] makes a session, opens the queues, and starts the worker threads, each the only user of its queues.
-//! Latency is from the moment a command is handed to its queue to the moment its end is seen, so waiting for the socket
-//! is part of it. Every worker measures over an interval of the same length, begun on one signal, and what ends after
-//! its end does not count. The calling thread only reports progress.
-//!
-//! What it does *not* do: verify data (see [`crate::verify`]), reconnect, or replay traces.
+//! Each worker thread alone uses its queues. Latency runs from submission to the queue until the
+//! completion is seen. All workers start on one signal, measure for the same interval, and ignore
+//! later completions. Data is not verified (see [`crate::verify`]).
 
 mod report;
 mod rng;
@@ -25,36 +20,36 @@ pub(crate) use rng::{Rng, mix};
 
 use crate::{Error, Options, Session, Wait};
 
-/// Where the commands go.
+/// The order of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Anywhere in the span, aligned to the I/O size.
+    /// Random, aligned to the I/O size.
     Random,
-    /// One after the other, each queue in its own part of the span.
+    /// Sequential; each queue has its own part of the span.
     Sequential,
-    /// The first place of every so many bytes, each once, in an order that the seed decides; each queue in
-    /// its own part of the span. The load ends when all are done.
+    /// Multiples of the stride, each once, in an order that the seed decides. Each queue has its
+    /// own part of the span. The load ends when all are done.
     Once {
-        /// From one place to the next.
+        /// Distance between two addresses.
         stride_bytes: u64,
     },
 }
 
-/// How long the load lasts.
+/// When the load ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Amount {
-    /// So long.
+    /// After this time.
     Duration(Duration),
-    /// Until so many bytes are moved.
+    /// After this many bytes.
     Bytes(u64),
 }
 
-/// How fast commands are begun on a queue, as far as its depth lets them.
+/// A limit on the rate of new commands of a queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// So many at once ...
+    /// Commands that begin together.
     pub burst: u16,
-    /// ... and the next ones so much later. What was missed is not made up for.
+    /// The interval between bursts; missed bursts are not made up for.
     pub every: Duration,
 }
 
@@ -65,33 +60,33 @@ pub struct LoadSpec {
     pub addr: SocketAddr,
     /// The subsystem.
     pub subnqn: String,
-    /// The host's name.
+    /// The host's NQN.
     pub hostnqn: String,
     /// The namespace.
     pub nsid: u32,
     /// Share of reads, 0..=100; the rest are writes.
     pub read_percent: u8,
-    /// Size of each command: a multiple of the namespace's block.
+    /// Bytes of each command: a multiple of the namespace's block.
     pub block_bytes: u32,
     /// Commands in flight per queue.
     pub queue_depth: u16,
-    /// I/O queues.
+    /// Number of I/O queues.
     pub queues: u16,
-    /// How long.
+    /// When it ends.
     pub amount: Amount,
-    /// How much of the namespace, from its beginning; `None`: all of it.
+    /// Bytes from the namespace's beginning; `None`: all.
     pub span_bytes: Option<u64>,
-    /// How fast; `None`: as fast as commands end.
+    /// Rate of new commands; `None`: no limit.
     pub pace: Option<Pace>,
-    /// Where.
+    /// The order of addresses.
     pub access: Access,
-    /// Start of all random numbers.
+    /// Seed of all random numbers.
     pub seed: u64,
-    /// One worker thread on this CPU drives all queues; `None`: a thread per queue, where the kernel likes it.
+    /// The CPU of one worker thread that drives all queues; `None`: an unpinned thread per queue.
     pub cpu: Option<usize>,
-    /// Sleep between completions, or burn the CPU.
+    /// How to wait for completions.
     pub wait: Wait,
-    /// Digests, time limits, keep-alive. `io_queues` and `queue_entries` are set from the load.
+    /// Digests, time limits, keep-alive. The load sets `io_queues` and `queue_entries`.
     pub options: Options,
 }
 
@@ -120,31 +115,30 @@ impl LoadSpec {
     }
 }
 
-/// How far a load is.
+/// Progress of a load.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Progress {
-    /// Since the load began.
+    /// Time since the load began.
     pub elapsed: Duration,
-    /// Commands that ended.
+    /// Completed commands.
     pub ops: u64,
-    /// Bytes they moved.
+    /// Their bytes.
     pub bytes: u64,
     /// 0.0..=1.0.
     pub fraction: f64,
 }
 
-/// What the workers and the reporting thread share.
 #[derive(Debug)]
 pub(crate) struct LoadShared {
-    /// Set once: whether to begin, or to give up because not all workers could be started.
+    /// Set once: whether to begin. False if not all workers started.
     pub(crate) start: OnceLock<bool>,
     pub(crate) stop: AtomicBool,
     pub(crate) ops: AtomicU64,
-    /// What is left to submit under [`Amount::Bytes`].
+    /// Bytes still to submit under [`Amount::Bytes`].
     pub(crate) bytes_left: AtomicU64,
 }
 
-/// Shows how far the workers are until all have ended, and ends them in time.
+/// Reports progress until all workers have ended, and stops them in time.
 fn watch<T>(
     spec: &LoadSpec,
     shared: &LoadShared,
@@ -183,8 +177,8 @@ fn watch<T>(
 /// Runs a load to its end. `progress` is called about ten times a second.
 ///
 /// # Errors
-/// The target can't be used as asked, or a connection was lost. Commands that end with an error status are counted
-/// in the report instead.
+/// The target is not usable as asked, or a connection was lost. Error statuses of commands are
+/// counted in the report instead.
 pub fn run(spec: &LoadSpec, progress: &mut dyn FnMut(&Progress)) -> Result<LoadReport, Error> {
     check(spec)?;
     let options = Options {
@@ -241,14 +235,11 @@ pub fn run(spec: &LoadSpec, progress: &mut dyn FnMut(&Progress)) -> Result<LoadR
     Ok(report)
 }
 
-/// What the namespace allows.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Geometry {
-    /// Logical blocks of one command.
     pub(crate) blocks: u32,
-    /// From one place to the next.
     pub(crate) step_blocks: u64,
-    /// Places in the span.
+    /// Addresses in the span.
     pub(crate) places: u64,
 }
 

@@ -1,20 +1,19 @@
-//! What a load gave.
+//! The result of a load.
 //!
-//! Design: whole histograms are kept (3 significant digits, nanoseconds), so that any percentile can be read and
-//! reports of several loads can be added up.
-//! What it does *not* do: print; tables and JSON are the caller's.
+//! Whole histograms are kept (3 significant digits, nanoseconds), so that reports of several loads
+//! can be added.
 
 use std::time::Duration;
 
 use hdrhistogram::Histogram;
 
-/// Latencies above this are recorded as this.
+/// Longer latencies are recorded as this.
 const MAX_NS: u64 = 300_000_000_000;
 
-/// One kind of command.
+/// Results of one kind of command.
 #[derive(Clone, Debug)]
 pub struct OpReport {
-    /// Commands that ended well.
+    /// Successful commands.
     pub ops: u64,
     /// Their latencies in nanoseconds.
     pub histogram: Histogram<u64>,
@@ -24,7 +23,6 @@ impl OpReport {
     pub(crate) fn new() -> Self {
         Self {
             ops: 0,
-            // The bounds are constants that the library accepts.
             histogram: Histogram::new_with_bounds(1, MAX_NS, 3).expect("constant bounds are valid"),
         }
     }
@@ -40,19 +38,19 @@ impl OpReport {
         let _ = self.histogram.add(&other.histogram);
     }
 
-    /// Mean latency.
+    /// Mean latency in microseconds.
     #[must_use]
     pub fn mean_us(&self) -> f64 {
         self.histogram.mean() / 1000.0
     }
 
-    /// A percentile, 0.0..=100.0.
+    /// Latency in microseconds at a percentile, 0.0..=100.0.
     #[must_use]
     pub fn percentile_us(&self, percentile: f64) -> f64 {
         self.histogram.value_at_percentile(percentile) as f64 / 1000.0
     }
 
-    /// The longest.
+    /// Longest latency in microseconds.
     #[must_use]
     pub fn max_us(&self) -> f64 {
         self.histogram.max() as f64 / 1000.0
@@ -62,15 +60,15 @@ impl OpReport {
 /// The outcome of a load.
 #[derive(Clone, Debug)]
 pub struct LoadReport {
-    /// Size of each command.
+    /// Bytes of each command.
     pub block_bytes: u32,
-    /// The longest time that a worker measured over.
+    /// The longest measuring time of a worker.
     pub elapsed: Duration,
-    /// Commands per second that ended well.
+    /// Successful commands per second.
     pub iops: f64,
-    /// Bytes per second that they moved.
+    /// Their bytes per second.
     pub bytes_per_second: f64,
-    /// Mean latency.
+    /// Mean latency in microseconds.
     pub mean_us: f64,
     /// Median latency.
     pub p50_us: f64,
@@ -78,11 +76,11 @@ pub struct LoadReport {
     pub p99_us: f64,
     /// 99.9th percentile.
     pub p999_us: f64,
-    /// The longest.
+    /// Longest latency.
     pub max_us: f64,
     /// Commands that ended with an error status.
     pub errors: u64,
-    /// The first such status, in words.
+    /// The first such status.
     pub first_error: Option<String>,
     /// CPU time of the worker threads, user and system.
     pub initiator_cpu: Duration,
@@ -94,7 +92,6 @@ pub struct LoadReport {
     pub writes: OpReport,
 }
 
-/// What one worker saw.
 pub(crate) struct Outcome {
     pub(crate) elapsed: Duration,
     pub(crate) cpu: Duration,
@@ -149,7 +146,7 @@ impl LoadReport {
         self.max_us = total.max_us();
     }
 
-    /// CPU time of the initiator per command.
+    /// Initiator CPU time per command, in microseconds.
     #[must_use]
     pub fn initiator_cpu_us_per_op(&self) -> f64 {
         self.initiator_cpu.as_secs_f64() * 1e6 / self.total.ops.max(1) as f64

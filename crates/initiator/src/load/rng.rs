@@ -1,9 +1,5 @@
-//! Random numbers for loads and patterns: small, fast, the same on every machine.
-//!
-//! Design: SplitMix64, one multiply-and-shift mix of a counter; good enough to spread addresses and fill buffers.
-//! What it does *not* do: anything secret.
+//! Random numbers for loads and patterns: SplitMix64, identical on every machine, not for secrets.
 
-/// A sequence of random numbers.
 #[derive(Clone, Debug)]
 pub(crate) struct Rng(u64);
 
@@ -22,7 +18,6 @@ impl Rng {
         ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// Any order, each as likely as the others.
     pub(crate) fn shuffle(&mut self, all: &mut [u64]) {
         for i in (1..all.len()).rev() {
             all.swap(i, self.below(i as u64 + 1) as usize);
@@ -30,7 +25,7 @@ impl Rng {
     }
 }
 
-/// The finalizer of SplitMix64: a bijection that spreads every bit.
+/// The finalizer of SplitMix64, a bijection.
 pub(crate) fn mix(value: u64) -> u64 {
     let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -1,9 +1,9 @@
 //! A thread of the load generator.
 //!
-//! Design: each queue is refilled to its depth as commands end, and what was submitted in one turn leaves in one write.
-//! Buffers are made once and travel with their commands. With one queue a turn waits inside the queue's poll; with
-//! several, each is asked in turn without waiting, and the thread sleeps until any of them has something.
-//! What it does *not* do: lock or print while it measures, or let a buffer be allocated in the middle of it.
+//! Each turn refills the queues to their depth, in one write for each. Buffers are made once and
+//! travel with their commands. With one queue, a turn waits in the queue's poll; with several, it
+//! polls each and then sleeps until one has input. Nothing locks, prints or allocates buffers
+//! during the measurement.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,9 +16,9 @@ use super::report::Outcome;
 use super::{Access, Geometry, LoadShared, LoadSpec, OpReport, Pace, Rng};
 use crate::{Done, Error, IoOp, IoQueue, Wait};
 
-/// How long a turn sleeps at most before it looks whether the load has ended.
+/// The longest sleep before the end of the load is checked.
 const TURN: Duration = Duration::from_millis(20);
-/// How long the last commands may take to end, beyond their own time limit.
+/// Time for the last commands to end, beyond their own time limit.
 const DRAIN: Duration = Duration::from_secs(1);
 
 struct WorkerSlot {
@@ -30,13 +30,13 @@ struct WorkerLane {
     queue: IoQueue,
     slots: Vec<WorkerSlot>,
     idle: Vec<(u64, Vec<u8>)>,
-    /// Next place of a sequential load, and the bounds of its part.
+    /// Next address of a sequential load, and the bounds of its part.
     next: u64,
     first: u64,
     end: u64,
-    /// What is left of a load that takes each place once, the next one last.
+    /// Remaining addresses of [`Access::Once`], the next one last.
     once: Vec<u64>,
-    /// When the next commands are begun, of a load with a pace.
+    /// The next burst, of a load with a pace.
     due: Instant,
 }
 
@@ -138,7 +138,6 @@ impl Worker {
         pinned?;
         let result = self.measure();
         if result.is_err() {
-            // The others need not go on.
             self.shared.stop.store(true, Ordering::Relaxed);
         }
         result.map(|()| self.outcome)
@@ -168,19 +167,19 @@ impl Worker {
                 break;
             }
             now = self.turn(&mut done, end)?;
-            // The queues' own time limit ends a hang; this ends what only drips.
+            // The queues' time limit ends a hang; this one also ends a trickle of completions.
             if overdue.is_some_and(|overdue| now > overdue) {
                 let what = "the last commands did not end in time";
                 return Err(Error::Argument(what.into()));
             }
         }
-        // What ended later was not counted.
+        // Later completions were not counted.
         self.outcome.elapsed = end.map_or(now, |end| end.min(now)) - begun;
         self.outcome.cpu = thread_cpu().saturating_sub(cpu_before);
         Ok(())
     }
 
-    /// Whether any lane has commands that are to be begun later.
+    /// Whether a lane still has commands for a later burst.
     fn waits_for_its_time(&self) -> bool {
         let has_more = |lane: &WorkerLane| match self.access {
             Access::Once { .. } => !lane.once.is_empty(),
@@ -189,13 +188,13 @@ impl Worker {
         self.pace.is_some() && self.lanes.iter().any(has_more)
     }
 
-    /// When the next commands of any lane are begun.
+    /// Time of the next burst of any lane.
     fn due(&self) -> Option<Instant> {
         self.pace
             .and_then(|_| self.lanes.iter().map(|lane| lane.due).min())
     }
 
-    /// Submits until the lane is at its depth, or as many as its pace says. False: there is nothing more to submit.
+    /// Submits until the lane is at its depth or its pace. False: nothing is left to submit.
     fn fill(&mut self, lane: usize) -> bool {
         let lane = &mut self.lanes[lane];
         if lane.idle.is_empty() {
@@ -253,7 +252,7 @@ impl Worker {
                 *slot = WorkerSlot { begun, is_read };
             }
             if let Err(refused) = lane.queue.submit(&op, tag, buf) {
-                // The queue is as deep as the load, so this is not reached; the command waits for the next turn.
+                // Unreachable, because the queue is as deep as the load.
                 lane.idle.push((tag, refused.buf));
                 return true;
             }
@@ -261,7 +260,7 @@ impl Worker {
         true
     }
 
-    /// Asks every queue once, and takes what ended before `end`.
+    /// Polls every queue once, and counts completions before `end`.
     fn turn(&mut self, done: &mut Vec<Done>, end: Option<Instant>) -> Result<Instant, Error> {
         let alone = self.lanes.len() == 1;
         let mut limit = if alone { TURN } else { Duration::ZERO };
@@ -307,7 +306,7 @@ impl Worker {
     }
 }
 
-/// Takes `bytes` of what is left; false: nothing is left.
+/// Takes `bytes` from `left`; false if none are left.
 fn take(left: &AtomicU64, bytes: u64) -> bool {
     let taken = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
         (left > 0).then(|| left.saturating_sub(bytes))

@@ -1,8 +1,6 @@
-//! Judging what was read.
+//! Judges data that was read, per sector, because a crash can tear a write between sectors.
 //!
-//! Design: per sector, because a write that was in flight at a death may be torn between sectors; every sector must be a
-//! version between the newest that surely is there and the newest issued.
-//! What it does *not* do: read.
+//! Each sector must be a version between the newest that must be there and the newest issued.
 
 use std::fmt;
 use std::time::Duration;
@@ -11,42 +9,42 @@ use super::Initial;
 use super::model::Model;
 use super::pattern::{self, Content, SECTOR_BYTES};
 
-/// Mismatches that are kept word for word; the others are counted.
+/// Mismatches that are kept; the others are only counted.
 const KEPT: usize = 32;
 
-/// What kind of wrong.
+/// The kind of mismatch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Zeros where data was acknowledged.
+    /// Zeros instead of acknowledged data.
     Lost,
-    /// An older version than was acknowledged.
+    /// An older version than the acknowledged one.
     Stale,
     /// Data that was written for another sector.
     Misplaced,
-    /// Data of another seed: an earlier run's, or another tenant's.
+    /// Data of another seed: of an earlier run or another tenant.
     OtherSeed,
     /// A version that was never issued.
     NeverWritten,
     /// The right header with a wrong body.
     Damaged,
-    /// Nothing that the verifier ever wrote.
+    /// Data that no verifier wrote.
     Foreign,
 }
 
-/// A sector that is wrong.
+/// A wrong sector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mismatch {
     /// Byte address in the namespace, a multiple of 512.
     pub address_bytes: u64,
-    /// What kind of wrong.
+    /// The kind of mismatch.
     pub verdict: Verdict,
-    /// What is there.
+    /// The content found.
     pub found: Content,
-    /// The oldest version that would be right.
+    /// The oldest correct version.
     pub oldest: u32,
-    /// The newest version that would be right.
+    /// The newest correct version.
     pub newest: u32,
-    /// The newest version that a flush covered.
+    /// The newest flushed version.
     pub flushed: u32,
 }
 
@@ -61,25 +59,25 @@ impl fmt::Display for Mismatch {
     }
 }
 
-/// The outcome of reading back.
+/// The result of reading back.
 #[derive(Clone, Debug, Default)]
 pub struct VerifyReport {
-    /// Bytes that were read and judged.
+    /// Bytes read and judged.
     pub bytes: u64,
-    /// Sectors that were wrong.
+    /// Wrong sectors.
     pub wrong_sectors: u64,
-    /// The first of them.
+    /// The first mismatches.
     pub mismatches: Vec<Mismatch>,
-    /// Reads that ended with an error status for good, in words.
+    /// Reads that failed for good, as text.
     pub read_errors: Vec<String>,
-    /// Connections that were lost and made anew.
+    /// Lost connections that were made again.
     pub reconnects: u64,
-    /// How long it took.
+    /// Duration.
     pub elapsed: Duration,
 }
 
 impl VerifyReport {
-    /// Whether everything could be read and was right.
+    /// Whether all data could be read and was right.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.wrong_sectors == 0 && self.read_errors.is_empty()
@@ -108,7 +106,7 @@ impl fmt::Display for VerifyReport {
     }
 }
 
-/// Judges a block and tells the model what was seen.
+/// Judges a block and records the seen version in the model.
 pub(crate) fn check_block(
     report: &mut VerifyReport,
     model: &mut Model,
@@ -154,7 +152,7 @@ pub(crate) fn check_block(
     }
 }
 
-/// The version that a sector is, if it may be there.
+/// The sector's version, if that version is allowed.
 fn judge(
     found: &Content,
     seed: u64,
@@ -163,7 +161,7 @@ fn judge(
     newest: u32,
     initial: Initial,
 ) -> Result<u32, Verdict> {
-    // Version 0 is what was there before the first write.
+    // Version 0 is the content before the first write.
     let may_be_untouched = oldest == 0;
     let before = |verdict| {
         if may_be_untouched && initial == Initial::Any {
@@ -203,7 +201,7 @@ mod tests {
             model.issue(3);
             model.end(3, true);
         }
-        model.issue(3); // 4, in flight
+        model.issue(3); // Version 4, in flight.
         let block = |seed, sector, version| {
             let mut buf = vec![0; 1024];
             pattern::fill(&mut buf, seed, sector, version);
@@ -227,7 +225,7 @@ mod tests {
         assert_eq!(check(&mut model, zeros, &torn), []);
         torn[700] ^= 1;
         assert_eq!(check(&mut model, zeros, &torn), [Verdict::Damaged]);
-        // Once the new one was seen whole, the old one is stale.
+        // After the new version was read whole, the old one is stale.
         assert_eq!(check(&mut model, zeros, &block(9, 6, 4)), []);
         assert_eq!(
             check(&mut model, zeros, &block(9, 6, 3)),

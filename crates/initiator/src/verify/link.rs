@@ -1,8 +1,7 @@
-//! A session and its one queue, made anew when lost.
+//! A session with one queue, which reconnects.
 //!
-//! Design: connecting is tried again until a time limit, whatever the reason (a target that restarts refuses, closes,
-//! or does not know its exports yet); only what no repetition can mend ends it at once.
-//! What it does *not* do: remember commands.
+//! Almost any connect error is retried until a time limit: a target that restarts may refuse,
+//! close, or not know its exports yet.
 
 use std::time::{Duration, Instant};
 
@@ -14,13 +13,12 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_
 
 #[derive(Debug)]
 pub(super) struct VerifyLink {
-    /// Before `session`, so that it closes first.
+    /// Before `session`, so that it is dropped first.
     pub(super) queue: IoQueue,
     pub(super) session: Session,
 }
 
 impl VerifyLink {
-    /// One attempt.
     pub(super) fn connect(spec: &VerifySpec) -> Result<Self, Error> {
         let options = Options {
             io_queues: 1,
@@ -32,7 +30,6 @@ impl VerifyLink {
         Ok(Self { queue, session })
     }
 
-    /// Attempts until the spec's time limit.
     pub(super) fn reconnect(spec: &VerifySpec) -> Result<Self, Error> {
         let limit = spec.reconnect_limit;
         let deadline = Instant::now() + limit;

@@ -1,14 +1,13 @@
-//! Data verification that survives the target's deaths.
+//! Data verification across deaths of the target: finds lost, stale, torn, misplaced and foreign
+//! sectors.
 //!
-//! Purpose: write data at random places such that any lost, stale, torn, misplaced or foreign sector is recognised when
-//! it is read back, through any number of lost connections, and say precisely what is wrong where.
+//! A sector's [`pattern`] proves its origin. The model keeps, in 12 bytes per block, the versions
+//! issued, acknowledged and flushed. The [`Verifier`] drives one queue, reconnects within a time
+//! limit and repeats unacknowledged commands. A block has at most one write in flight, so its
+//! versions are ordered. After a crash, an unacknowledged write may or may not be there until it is
+//! repeated.
 //!
-//! Design: [`pattern`] makes each sector prove its origin; its model remembers, in 12 bytes per block, which writes
-//! were issued, acknowledged and flushed; the [`Verifier`] drives a queue, and on a lost connection makes a new session
-//! within a time limit and drives again what was not acknowledged. A block has at most one write in flight, so that
-//! the order of its versions is known; what was in flight at a death may be old or new until it is driven again.
-//!
-//! What it does *not* do: several queues, FUA, deallocation, or keep its memory beyond the process.
+//! FUA and deallocation are not tested, and nothing is kept beyond the process.
 
 pub(crate) mod check;
 mod link;
@@ -25,52 +24,52 @@ pub use verifier::{Progress, Verifier, WriteGoal, WriteReport};
 
 use crate::{Options, Wait};
 
-/// What the namespace held before the first write.
+/// The namespace's content before the first write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Initial {
-    /// Zeros, and blocks that are not written must stay so: reading back reads the whole span.
+    /// Zeros, also where nothing is written; the whole span is read back.
     Zeros,
-    /// Anything: only what was written is read back.
+    /// Anything; only written blocks are read back.
     Any,
 }
 
-/// What to verify, where.
+/// Parameters of a verification.
 #[derive(Clone, Debug)]
 pub struct VerifySpec {
     /// The target.
     pub addr: SocketAddr,
     /// The subsystem.
     pub subnqn: String,
-    /// The host's name.
+    /// The host's NQN.
     pub hostnqn: String,
     /// The namespace.
     pub nsid: u32,
-    /// Size of each write and read: a multiple of the namespace's block.
+    /// Bytes of each write and read: a multiple of the namespace's block.
     pub block_bytes: u32,
-    /// How much of the namespace, from its beginning; `None`: all of it.
+    /// Bytes from the namespace's beginning; `None`: all.
     pub span_bytes: Option<u64>,
     /// Commands in flight.
     pub queue_depth: u16,
-    /// Start of all random numbers, and part of every sector.
+    /// Seed of all random numbers, and part of every sector.
     pub seed: u64,
-    /// A flush after so many acknowledged writes; 0: none but [`Verifier::flush`].
+    /// Acknowledged writes between flushes; 0: only [`Verifier::flush`] flushes.
     pub flush_every_writes: u64,
-    /// What survives the target's death.
+    /// The data that survives the target's death.
     pub promise: Promise,
-    /// What was there before.
+    /// The initial content.
     pub initial: Initial,
-    /// The most that reconnecting may take.
+    /// Time limit for reconnecting.
     pub reconnect_limit: Duration,
-    /// How often a command is driven again that ended with a status that allows it (DNR clear).
+    /// Retries of a command whose status allows it (DNR clear).
     pub retries: u32,
-    /// Sleep between completions, or burn the CPU.
+    /// How to wait for completions.
     pub wait: Wait,
-    /// Digests, time limits, keep-alive. `io_queues` and `queue_entries` are set from the rest.
+    /// Digests, time limits, keep-alive. `io_queues` and `queue_entries` are set here.
     pub options: Options,
 }
 
 impl VerifySpec {
-    /// 4-KiB writes at depth 32 over the whole namespace, zeros before, a flush every 1000 writes.
+    /// 4-KiB writes at depth 32 over the whole zeroed namespace, with a flush every 1000 writes.
     #[must_use]
     pub fn new(addr: SocketAddr, subnqn: &str, hostnqn: &str) -> Self {
         Self {

@@ -1,21 +1,19 @@
-//! What the disk may hold: the versions of each block.
+//! The versions that each block may hold.
 //!
-//! Design: three version numbers per block, 12 bytes. A block's writes are numbered 1, 2, ... and at most one is in
-//! flight, so its content is always one of them. *Issued* is the newest; *acknowledged* the newest that surely is there
-//! now; *flushed* the newest that must survive anything. A flush covers the blocks that were acknowledged when it was
-//! submitted, which are kept in a list; what becomes of a crash depends on what is promised ([`Promise`]).
-//! What it does *not* do: I/O.
+//! A block's writes are numbered 1, 2, …, with at most one in flight. Three numbers are kept:
+//! *issued* is the newest, *acknowledged* the newest that must be there now, *flushed* the newest
+//! that must survive anything. A flush covers the blocks acknowledged before its submission.
+//! [`Promise`] decides what a crash may lose.
 
-/// What survives the death of the target.
+/// The data that survives the target's death.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Promise {
-    /// Every acknowledged write: only processes die, and the target's cache is not in them.
+    /// Every acknowledged write: only processes die, and the target's cache is outside them.
     Acknowledged,
-    /// What a successful flush covered, as a volatile write cache allows (Base 5.27.1.4).
+    /// Flushed data, as a volatile write cache allows (Base 5.27.1.4).
     Flushed,
 }
 
-/// The versions of every block.
 #[derive(Debug)]
 pub(crate) struct Model {
     promise: Promise,
@@ -26,7 +24,7 @@ pub(crate) struct Model {
     /// Blocks acknowledged since the last flush was submitted, each once.
     unflushed: Vec<u32>,
     is_unflushed: Vec<u64>,
-    /// What the flush in flight covers.
+    /// Blocks and versions that the flush in flight covers.
     flushing: Vec<(u32, u32)>,
 }
 
@@ -65,14 +63,14 @@ impl Model {
         self.flushed[block as usize]
     }
 
-    /// Begins a write; returns its version. The block must not be in flight.
+    /// Begins a write and returns its version. The block must not be in flight.
     pub(crate) fn issue(&mut self, block: u32) -> u32 {
         self.in_flight[block as usize / 64] |= 1 << (block % 64);
         self.issued[block as usize] += 1;
         self.issued[block as usize]
     }
 
-    /// The newest write of the block ended, well or not. If not, it may be there or not.
+    /// Ends the block's newest write. A failed write may or may not be there.
     pub(crate) fn end(&mut self, block: u32, well: bool) {
         self.in_flight[block as usize / 64] &= !(1 << (block % 64));
         if well {
@@ -81,7 +79,7 @@ impl Model {
         }
     }
 
-    /// A flush is submitted; at most one is in flight.
+    /// Begins a flush; at most one is in flight.
     pub(crate) fn flush_begins(&mut self) {
         self.is_unflushed.fill(0);
         for block in self.unflushed.drain(..) {
@@ -109,7 +107,7 @@ impl Model {
         }
     }
 
-    /// The connection is lost, and the target may have died. Writes in flight stay so: they are to be driven again.
+    /// The target may have died. Writes stay in flight, because they are repeated.
     pub(crate) fn connection_lost(&mut self) {
         self.flush_ends(false);
         if self.promise == Promise::Flushed {
@@ -119,7 +117,7 @@ impl Model {
         }
     }
 
-    /// The block was read, and its oldest sector had this version: from now on it must not be older.
+    /// The block was read, and its oldest sector had this version: later reads must not be older.
     pub(crate) fn seen(&mut self, block: u32, version: u32) {
         let acknowledged = &mut self.acknowledged[block as usize];
         if version > *acknowledged {
@@ -128,7 +126,7 @@ impl Model {
         }
     }
 
-    /// How many blocks were ever written.
+    /// Blocks that were ever written.
     pub(crate) fn touched(&self) -> u64 {
         self.issued.iter().filter(|&&version| version > 0).count() as u64
     }
@@ -155,7 +153,7 @@ mod tests {
         model.connection_lost();
         assert_eq!((model.acknowledged(1), model.issued(1)), (1, 2));
         assert_eq!((model.acknowledged(2), model.issued(2)), (0, 1));
-        // What was lost is not made durable by a later flush.
+        // A later flush does not make lost data durable.
         model.flush_begins();
         model.flush_ends(true);
         assert_eq!((model.flushed(1), model.flushed(2)), (1, 0));

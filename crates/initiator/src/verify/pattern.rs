@@ -1,43 +1,42 @@
-//! Sectors that say where, when and by whom they were written.
+//! Sectors that prove their origin.
 //!
-//! Design: each 512 bytes hold a mark, the seed, the byte address divided by 512, the version, and a check word over
-//! those, followed by words made from all of them. So a sector proves on its own which write it comes from, wherever it
-//! turns up, and any changed bit shows.
-//! What it does *not* do: know which version is right; the model does.
+//! Each 512 bytes hold a mark, the seed, the sector number, the version and a check word, then
+//! words derived from all of them. So a misplaced sector names its origin, and any changed bit
+//! shows. The model knows which version is right.
 
 use std::fmt;
 
 use crate::load::mix;
 
-/// The unit of the pattern; every logical block is a multiple of it.
+/// The unit of the pattern; every logical block is a multiple.
 pub const SECTOR_BYTES: usize = 512;
 const WORDS: usize = SECTOR_BYTES / 8;
 const MARK: u64 = u64::from_le_bytes(*b"forebayV");
 
-/// What a sector turned out to hold.
+/// The content of a sector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
     /// Zeros.
     Zeros,
-    /// A whole pattern.
+    /// A complete pattern.
     Written {
-        /// Whose.
+        /// Seed of its run.
         seed: u64,
-        /// Which sector it was written for.
+        /// The sector that it was written for.
         sector: u64,
-        /// By which write of that sector's block.
+        /// The version of that sector's block.
         version: u32,
     },
-    /// A pattern's header, but not its body: torn within the sector, or changed bits.
+    /// A pattern's header with a wrong body: torn within the sector, or changed bits.
     Damaged {
-        /// Which sector it was written for.
+        /// The sector that it was written for.
         sector: u64,
-        /// By which write.
+        /// Its version.
         version: u32,
-        /// The first byte that is wrong.
+        /// The first wrong byte.
         byte: usize,
     },
-    /// Nothing that this pattern ever wrote.
+    /// Data that is not of this pattern.
     Foreign {
         /// Its first 8 bytes.
         first: [u8; 8],
@@ -66,7 +65,7 @@ impl fmt::Display for Content {
     }
 }
 
-/// Fills `buf`, whose length is a multiple of [`SECTOR_BYTES`], as the given version of the sectors from `sector`.
+/// Fills `buf`, a multiple of [`SECTOR_BYTES`], with a version of the sectors from `sector`.
 pub fn fill(buf: &mut [u8], seed: u64, sector: u64, version: u32) {
     for (at, chunk) in (sector..).zip(buf.chunks_exact_mut(SECTOR_BYTES)) {
         for (word, out) in words(seed, at, version).zip(chunk.chunks_exact_mut(8)) {
@@ -75,7 +74,7 @@ pub fn fill(buf: &mut [u8], seed: u64, sector: u64, version: u32) {
     }
 }
 
-/// Whether a sector holds exactly this; the quick way for what is expected.
+/// Whether a sector holds exactly this version; faster than [`read`].
 #[must_use]
 pub fn holds(sector_bytes: &[u8], seed: u64, sector: u64, version: u32) -> bool {
     sector_bytes.len() == SECTOR_BYTES
@@ -84,7 +83,7 @@ pub fn holds(sector_bytes: &[u8], seed: u64, sector: u64, version: u32) -> bool 
             .all(|(word, bytes)| word.to_le_bytes() == bytes)
 }
 
-/// Finds out what a sector holds.
+/// Parses a sector's content.
 #[must_use]
 pub fn read(sector_bytes: &[u8]) -> Content {
     let word = |i: usize| {
@@ -133,7 +132,7 @@ fn words(seed: u64, sector: u64, version: u32) -> impl Iterator<Item = u64> {
         3 => version,
         4 => check,
         _ => {
-            // A step of xorshift: cheap, and never the same twice in a sector.
+            // A step of xorshift: cheap, and without repetition within a sector.
             state ^= state << 13;
             state ^= state >> 7;
             state ^= state << 17;

@@ -1,10 +1,9 @@
-//! The verifier: one queue, written to and read back, across lost connections.
+//! The verifier: writes through one queue and reads back, across lost connections.
 //!
-//! Design: a command's tag is its block number, which is unambiguous because a block has at most one command in flight.
-//! Commands that a lost connection left unanswered go to a backlog with their buffers, whose content is the version
-//! they were issued as, and are driven again before anything new. Commands that end with a status that allows a retry
-//! take the same way.
-//! What it does *not* do: judge data ([`super::check`]) or know what may be there ([`super::model`]).
+//! A command's tag is its block number, because a block has at most one command in flight. After a
+//! lost connection, unanswered commands go to a backlog with their buffers and are repeated before
+//! new ones. Commands with a retryable status go there too. [`super::check`] judges data;
+//! [`super::model`] knows the versions.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -21,59 +20,58 @@ use crate::load::Rng;
 use crate::{ControllerInfo, Done, Error, IoOp};
 
 const TAG_FLUSH: u64 = u64::MAX;
-/// How often progress is told.
 const PROGRESS: Duration = Duration::from_millis(100);
-/// The pause before a command is driven again that the target refused for now.
+/// The pause before a retry.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
-/// How often a block that isn't in flight is looked for before the next turn.
+/// Random tries to find a block that isn't in flight.
 const PICKS: u32 = 16;
 
-/// When writing ends.
+/// The end of writing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteGoal {
-    /// After so many bytes.
+    /// After this many bytes.
     Bytes(u64),
-    /// After so long.
+    /// After this time.
     Duration(Duration),
-    /// When the progress callback says so.
+    /// When the progress callback breaks.
     UntilTold,
 }
 
-/// How far the verifier is.
+/// Progress of the verifier.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Progress {
-    /// Since this phase began.
+    /// Time since this phase began.
     pub elapsed: Duration,
     /// Bytes acknowledged, or read.
     pub bytes: u64,
-    /// Connections that were lost and made anew in this phase.
+    /// Reconnects in this phase.
     pub reconnects: u64,
-    /// Flushes that ended well.
+    /// Successful flushes.
     pub flushes: u64,
-    /// 0.0..=1.0; 0.0 where the end is not known.
+    /// 0.0..=1.0; 0.0 if the end is not known.
     pub fraction: f64,
 }
 
-/// The outcome of writing.
+/// The result of writing.
 #[derive(Clone, Debug, Default)]
 pub struct WriteReport {
-    /// Writes that were acknowledged.
+    /// Acknowledged writes.
     pub writes: u64,
-    /// Bytes of them.
+    /// Their bytes.
     pub bytes: u64,
-    /// Flushes that ended well.
+    /// Successful flushes.
     pub flushes: u64,
-    /// Connections that were lost and made anew.
+    /// Lost connections that were made again.
     pub reconnects: u64,
-    /// Commands that were driven again, after a lost connection or a status that allows it.
+    /// Commands repeated after a lost connection or a retryable status.
     pub redriven: u64,
-    /// The longest time in which nothing ended although something was in flight, reconnecting included.
+    /// The longest time without a completion while commands were in flight, including reconnects.
     pub longest_pause: Duration,
-    /// Commands that ended with an error status for good.
+    /// Commands that failed for good.
     pub errors: u64,
-    /// The first of them, in words.
+    /// The first such status, as text.
     pub first_error: Option<String>,
-    /// How long it took.
+    /// Duration.
     pub elapsed: Duration,
 }
 
@@ -83,7 +81,7 @@ enum Phase {
     Read,
 }
 
-/// Writes, remembers, reads back.
+/// Writes a namespace and reads it back.
 #[derive(Debug)]
 pub struct Verifier {
     spec: VerifySpec,
@@ -93,9 +91,9 @@ pub struct Verifier {
     rng: Rng,
     blocks_per_io: u32,
     idle: Vec<Vec<u8>>,
-    /// To be driven (again): block, buffer, attempts.
+    /// Commands to submit (again): block, buffer, attempts.
     backlog: VecDeque<(u32, Vec<u8>, u32)>,
-    /// Attempts of blocks in flight that are not at their first.
+    /// Attempts of the repeated commands in flight.
     attempts: Vec<(u32, u32)>,
     flush_in_flight: bool,
     since_flush: u64,
@@ -107,10 +105,10 @@ pub struct Verifier {
 }
 
 impl Verifier {
-    /// Connects, and takes measure of the namespace.
+    /// Connects and reads the namespace's geometry.
     ///
     /// # Errors
-    /// The target can't be reached within the reconnect limit, or not be used as asked.
+    /// The target is not reachable within the reconnect limit, or not usable as asked.
     pub fn connect(spec: VerifySpec) -> Result<Self, Error> {
         let link = VerifyLink::reconnect(&spec)?;
         let addr = spec.addr;
@@ -158,23 +156,23 @@ impl Verifier {
         })
     }
 
-    /// The controller, as it said when the verifier connected first.
+    /// The controller, as first identified.
     #[must_use]
     pub fn controller(&self) -> &ControllerInfo {
         &self.controller
     }
 
-    /// How many blocks were ever written.
+    /// Blocks that were ever written.
     #[must_use]
     pub fn blocks_written(&self) -> u64 {
         self.model.touched()
     }
 
-    /// Writes at random places until the goal is reached or `progress` breaks, and waits for all acknowledgements.
-    /// Lost connections are made anew and unacknowledged commands driven again.
+    /// Writes at random places until the goal is reached or `progress` breaks, then waits for all
+    /// acknowledgements. Reconnects as needed.
     ///
     /// # Errors
-    /// Reconnecting did not succeed in time. The verifier can go on: call again when the target is back.
+    /// Reconnecting took too long. Call again when the target is back.
     pub fn write(
         &mut self,
         goal: WriteGoal,
@@ -227,14 +225,14 @@ impl Verifier {
         Ok(std::mem::take(&mut self.stats))
     }
 
-    /// Flushes, so that everything acknowledged so far must survive.
+    /// Flushes, so that all acknowledged writes must survive.
     ///
     /// # Errors
-    /// Reconnecting did not succeed in time, or the flush failed for good.
+    /// Reconnecting took too long, or the flush failed for good.
     pub fn flush(&mut self) -> Result<(), Error> {
         self.begin(Phase::Write)?;
         for _ in 0..=self.spec.retries {
-            // A flush that a lost connection took is begun again.
+            // A lost connection may have taken the flush.
             self.submit_flush();
             while self.turn()? {}
             if self.stats.flushes > 0 {
@@ -249,10 +247,10 @@ impl Verifier {
         })
     }
 
-    /// Reads back and judges: everything in the span, or with [`Initial::Any`] what was written.
+    /// Reads back and judges the whole span, or only written blocks with [`Initial::Any`].
     ///
     /// # Errors
-    /// Reconnecting did not succeed in time. Wrong data is no error; see [`VerifyReport::is_clean`].
+    /// Reconnecting took too long. Wrong data is no error; see [`VerifyReport::is_clean`].
     pub fn read_back(
         &mut self,
         progress: &mut dyn FnMut(&Progress),
@@ -287,7 +285,7 @@ impl Verifier {
         Ok(std::mem::take(&mut self.report))
     }
 
-    /// Closes the session properly.
+    /// Closes the session.
     ///
     /// # Errors
     /// The controller did not confirm.
@@ -301,8 +299,7 @@ impl Verifier {
         }
     }
 
-    /// Begins a phase. What an earlier one that ended with an error left behind comes first: writes are driven to their
-    /// end, reads are forgotten.
+    /// Begins a phase. Writes that a failed phase left are completed first; its reads are dropped.
     fn begin(&mut self, phase: Phase) -> Result<(), Error> {
         self.last_end = Instant::now();
         if self.phase == Phase::Read {
@@ -341,7 +338,7 @@ impl Verifier {
         u64::from(block) * u64::from(self.spec.block_bytes) / SECTOR_BYTES as u64
     }
 
-    /// A block that is not in flight; `None` if there is hardly one.
+    /// A random block that is not in flight; `None` if the tries found none.
     fn pick(&mut self) -> Option<u32> {
         (0..PICKS)
             .map(|_| self.rng.below(u64::from(self.model.blocks())) as u32)
@@ -364,7 +361,7 @@ impl Verifier {
         }
     }
 
-    /// Submits the backlog, as far as the queue takes it.
+    /// Submits the backlog until the queue is full.
     fn drive(&mut self) {
         let Some(link) = &mut self.link else { return };
         while let Some((block, buf, attempts)) = self.backlog.pop_front() {
@@ -388,7 +385,7 @@ impl Verifier {
         }
     }
 
-    /// Drives what waits and takes what ends. False: nothing is in flight or waits.
+    /// Submits the backlog and takes completions. False: nothing is in flight or queued.
     fn turn(&mut self) -> Result<bool, Error> {
         self.drive();
         let in_flight = self.link.as_ref().map_or(0, |link| link.queue.in_flight());
@@ -419,7 +416,7 @@ impl Verifier {
             Err(_) => self.lost(),
             Ok(_) => {}
         }
-        // A target that takes connections but ends nothing.
+        // The target accepts connections but completes nothing.
         let silence = self.last_end.elapsed();
         if silence > 2 * self.spec.options.command_timeout + self.spec.reconnect_limit {
             self.lost();
@@ -433,7 +430,7 @@ impl Verifier {
         Ok(true)
     }
 
-    /// Takes the end of a command. True: it is to be driven again.
+    /// Takes a completion. True: repeat the command.
     fn end(&mut self, end: Done) -> bool {
         let well = end.status.is_success();
         if end.tag == TAG_FLUSH {
@@ -488,7 +485,6 @@ impl Verifier {
         first.get_or_insert_with(|| format!("{what}: {status:?}"));
     }
 
-    /// The connection is gone: what was in flight is to be driven again.
     fn lost(&mut self) {
         let Some(link) = self.link.take() else { return };
         self.attempts.clear();
@@ -503,7 +499,7 @@ impl Verifier {
     }
 }
 
-/// Statuses that are about now, not about the command (Base 3.3.3.2.1).
+/// Transient statuses (Base 3.3.3.2.1).
 fn may_retry(status: Status) -> bool {
     let passing = [
         Status::COMMAND_INTERRUPTED,
