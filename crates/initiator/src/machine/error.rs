@@ -1,7 +1,7 @@
-//! What can go wrong between a machine's driver and its device.
+//! Errors between a VM's driver and its device.
 //!
-//! Design: one enum; [`Error::is_gone`] tells whether the device is gone, after which connecting again may help.
-//! What it does *not* do: commands that end with an error; those are [`super::DiskStatus`].
+//! After [`Error::is_gone`], connecting again may help. Commands that fail are
+//! [`super::DiskStatus`].
 
 use std::io;
 use std::path::PathBuf;
@@ -9,51 +9,51 @@ use std::time::Duration;
 
 use thiserror::Error;
 
-/// An error of a machine's driver.
+/// An error of a VM's driver.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The socket can't be connected to.
     #[error("cannot connect to {}: {source}; is the export there, and no other client?", path.display())]
     Connect {
-        /// Which.
+        /// Socket.
         path: PathBuf,
-        /// Why not.
+        /// Cause.
         source: io::Error,
     },
     /// The socket failed.
     #[error("{}: {what}: {source}", path.display())]
     Socket {
-        /// Which.
+        /// Socket.
         path: PathBuf,
-        /// What was done.
+        /// The failed step.
         what: &'static str,
-        /// How.
+        /// Cause.
         source: io::Error,
     },
     /// The target closed the socket.
     #[error("{}: the target closed the connection", path.display())]
     Closed {
-        /// Which.
+        /// Socket.
         path: PathBuf,
     },
-    /// Nothing came in time.
+    /// No answer came in time.
     #[error("waited {waited:?} for {what}: the target is stuck or gone")]
     TimedOut {
-        /// What was waited for.
+        /// The missing answer.
         what: String,
-        /// How long.
+        /// The time limit.
         waited: Duration,
     },
     /// The target broke the protocol.
     #[error("the target broke the protocol: {0}")]
     Protocol(String),
-    /// The target refused what was asked.
+    /// The target refused a request.
     #[error("{what}: refused with error {errno}")]
     Refused {
-        /// What was asked.
+        /// The request.
         what: String,
-        /// Its number.
+        /// Error number.
         errno: u32,
     },
     /// The device can't be used as asked.
@@ -62,15 +62,15 @@ pub enum Error {
     /// The operating system refused something.
     #[error("cannot {what}: {source}")]
     System {
-        /// What was tried.
+        /// The failed step.
         what: &'static str,
-        /// Why not.
+        /// Cause.
         source: io::Error,
     },
 }
 
 impl Error {
-    /// Whether the connection is gone, so that connecting again may help.
+    /// Whether the connection is lost, so that connecting again may help.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         matches!(

@@ -1,7 +1,4 @@
-//! Event descriptors: how a driver kicks and is interrupted.
-//!
-//! Design: an eventfd that never blocks; waiting is a poll with a limit, which also sees that the socket was closed.
-//! What it does *not* do: count.
+//! Eventfds for a driver's kicks and interrupts, and a check for a closed socket.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -25,16 +22,16 @@ impl EventFd {
     }
 
     pub(crate) fn raise(&self) {
-        // A full one is raised already.
+        // A full counter is already raised.
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    /// Takes what was raised; false: nothing was.
+    /// Clears the event; false if it was not raised.
     pub(crate) fn take(&self) -> bool {
         rustix::io::read(&self.0, &mut [0; 8]).is_ok()
     }
 
-    /// Waits until it is raised, and takes that. False: the limit came first.
+    /// Waits for the event and clears it. False: the limit came first.
     pub(crate) fn wait(&self, limit: Duration) -> Result<bool, Error> {
         let limit = Timespec {
             tv_sec: limit.as_secs() as i64,
@@ -48,7 +45,7 @@ impl EventFd {
     }
 }
 
-/// Whether the other side of a socket is there. What it sent is not looked at.
+/// Whether the peer has the socket open. Pending input is not read.
 pub(crate) fn is_open(socket: impl AsFd) -> bool {
     let mut fds = [PollFd::new(&socket, PollFlags::RDHUP)];
     let now = Timespec::default();

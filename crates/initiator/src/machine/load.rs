@@ -1,11 +1,9 @@
-//! The load generator for machines' disks.
+//! [`crate::load`] for VM disks, with identical reports.
 //!
-//! Purpose: the same as [`crate::load`], through drivers of machines; its reports are the same.
-//! Design: a thread per queue, or one thread on a CPU of its own for all. Slots are refilled as they end; completions are
-//! polled for, or waited for with interrupts. Latency is from before a command is made to when its end is seen. A load
-//! can have a fixed rate, so that a target's own cost can be compared where the client is the limit; and pauses, after
-//! which the first command's latency is that of a target that slept.
-//! What it does *not* do: verify ([`super::verify`]), reconnect.
+//! One thread drives each queue, or one pinned thread drives all. Completions are polled, or
+//! signalled by interrupts. A fixed rate lets targets be compared by their cost where the client is
+//! the limit. A pause shows the latency of a target that slept. Data is not verified (see
+//! [`super::verify`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,9 +15,9 @@ use rustix::time::{ClockId, clock_gettime};
 use super::{DiskCompletion, DiskStatus, Error, Geometry, Op, Options, Queue, Target};
 use crate::load::{Access, LoadReport, OpReport, Outcome, Progress, Rng, mix};
 
-/// How long a wait for an interrupt lasts at most before it is looked whether the load has ended.
+/// The longest wait for an interrupt before the end of the load is checked.
 const TURN: Duration = Duration::from_millis(20);
-/// How long anything in flight may take.
+/// Time limit of a command.
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
 
 /// A load.
@@ -27,32 +25,32 @@ const COMMAND_LIMIT: Duration = Duration::from_secs(60);
 pub struct MachineLoad {
     /// The disk.
     pub target: Target,
-    /// How it is driven; slots are as large as the load's commands.
+    /// How it is driven; slots hold at least one command's data.
     pub options: Options,
     /// Share of reads, 0..=100; the rest are writes.
     pub read_percent: u8,
-    /// Size of each command.
+    /// Bytes of each command.
     pub block_bytes: u32,
-    /// Where. [`Access::Once`] is not for machines.
+    /// The order of addresses; [`Access::Once`] is not supported.
     pub access: Access,
-    /// How long.
+    /// Duration.
     pub duration: Duration,
     /// Where the load's part of the disk begins.
     pub first_bytes: u64,
-    /// How much of the disk from there; `None`: all.
+    /// Bytes from there; `None`: the rest of the disk.
     pub span_bytes: Option<u64>,
-    /// Start of all random numbers.
+    /// Seed of all random numbers.
     pub seed: u64,
-    /// One thread on this CPU drives all queues; `None`: a thread per queue.
+    /// The CPU of one thread that drives all queues; `None`: a thread per queue.
     pub cpu: Option<usize>,
-    /// Commands a second of each queue; `None`: as many as the target does.
+    /// Commands per second of each queue; `None`: no limit.
     pub rate: Option<u32>,
-    /// So long nothing is done after each command (depth 1 only).
+    /// Pause after each command (depth 1 only).
     pub pause: Option<Duration>,
 }
 
 impl MachineLoad {
-    /// Random reads of 4 KiB for 10 s, as the options say.
+    /// Random reads of 4 KiB for 10 s.
     #[must_use]
     pub fn new(target: Target, options: Options) -> Self {
         Self {
@@ -80,7 +78,7 @@ struct DriverShared {
 /// Runs a load to its end. `progress` is called about ten times a second.
 ///
 /// # Errors
-/// The disk can't be used as asked, or the target is gone. Commands that end with an error are counted instead.
+/// The disk is not usable as asked, or the target is gone. Failed commands are counted instead.
 pub fn run(spec: &MachineLoad, progress: &mut dyn FnMut(&Progress)) -> Result<LoadReport, Error> {
     let mut options = spec.options.clone();
     options.slot_bytes = options.slot_bytes.max(spec.block_bytes as usize);
@@ -121,7 +119,7 @@ pub fn run(spec: &MachineLoad, progress: &mut dyn FnMut(&Progress)) -> Result<Lo
             fraction: fraction.min(1.0),
         });
         if !disk.is_open() {
-            // The threads would wait for what never comes.
+            // Otherwise the threads would wait forever.
             shared.stop.store(true, Ordering::Relaxed);
             let (Target::VhostUser(path) | Target::VfioUser(path)) = &spec.target;
             return Err(Error::Closed { path: path.clone() });
@@ -141,7 +139,6 @@ pub fn run(spec: &MachineLoad, progress: &mut dyn FnMut(&Progress)) -> Result<Lo
     Ok(report)
 }
 
-/// How many places the load may go to.
 fn places(spec: &MachineLoad, geometry: &Geometry) -> Result<u64, Error> {
     let bytes = u64::from(spec.block_bytes);
     let room = geometry.size_bytes.saturating_sub(spec.first_bytes);
@@ -191,7 +188,7 @@ struct Worker {
     spec: MachineLoad,
     shared: Arc<DriverShared>,
     outcome: Outcome,
-    /// Of the load.
+    /// Start of the load.
     start: Instant,
 }
 
@@ -299,7 +296,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Submits until the lane is at its depth, or at its rate.
+    /// Submits until the lane is at its depth or its rate.
     fn fill(&mut self, lane: usize, now: Instant) -> Result<(), Error> {
         let spec = &self.spec;
         let lane = &mut self.lanes[lane];
@@ -346,7 +343,7 @@ impl Worker {
         lane.queue.kick()
     }
 
-    /// Asks every queue once; how many commands ended.
+    /// Polls every queue once; returns the number of completions.
     fn turn(&mut self, done: &mut Vec<DiskCompletion>, end: Instant) -> Result<usize, Error> {
         let mut all = 0;
         let alone = self.lanes.len() == 1;

@@ -1,13 +1,9 @@
-//! A machine's memory, as a driver in it sees it.
+//! A VM's memory as its driver sees it: one memory file that the target maps too, and doorbell
+//! pages of the target.
 //!
-//! Purpose: one memory file that the target maps too: rings, queues, tables and data lie in it, and doorbell pages that
-//! the target hands out are mapped the same way.
-//!
-//! Design: a mapping is never given out as a reference, because the target may write to it at any time: words are
-//! atomics, everything else is copied. Places are offsets; what is outside panics, because places are always our own and
-//! never what a target says. The file can't shrink (sealed), and pages come as they are touched; huge pages if asked for.
-//!
-//! What it does *not* do: say what is where; a [`Allotment`] hands out places, and drivers remember them.
+//! The target may write at any time, so no reference to memory is given out: words are atomics, and
+//! all else is copied. Offsets outside panic, because offsets never come from the target. The file
+//! is sealed against shrinking. [`Allotment`] assigns offsets.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -18,15 +14,13 @@ use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags};
 
-/// Where a machine's memory begins in its own addresses: not 0 and not the address that we have it at, so that a target
-/// that mixes them up is found out.
+/// Start of the VM's address space. It differs from 0 and from our own mapping, so that a target
+/// that confuses addresses fails.
 pub(crate) const GUEST_BASE: u64 = 0x1_0000_0000;
-/// The unit of data places and queues.
+/// Alignment of data and queues.
 pub(crate) const PAGE_BYTES: usize = 4096;
-/// The unit of a file of huge pages.
 const HUGE_BYTES: usize = 2 << 20;
 
-/// Shared memory, mapped.
 #[derive(Debug)]
 pub(crate) struct MappedMemory {
     fd: OwnedFd,
@@ -34,14 +28,14 @@ pub(crate) struct MappedMemory {
     len: usize,
 }
 
-// SAFETY: an address range that stays mapped as long as this value; it is only reached through atomics and copies.
-// Wrong if a method gave out a reference to anything but an atomic.
+// SAFETY: the range stays mapped as long as this value, and is only reached through atomics and
+// copies. A method that returned a reference to anything but an atomic would break this.
 unsafe impl Send for MappedMemory {}
-// SAFETY: as for Send; two copies at once to one place mix, as on a disk.
+// SAFETY: as for Send; concurrent copies to one place may mix, as on a disk.
 unsafe impl Sync for MappedMemory {}
 
 impl MappedMemory {
-    /// A new memory file of at least `bytes` zeros.
+    /// A new zeroed memory file of at least `bytes`.
     pub(crate) fn new(bytes: usize, huge: bool) -> io::Result<Self> {
         let unit = if huge { HUGE_BYTES } else { PAGE_BYTES };
         let bytes = bytes.next_multiple_of(unit);
@@ -55,11 +49,11 @@ impl MappedMemory {
         Self::map(fd, 0, bytes)
     }
 
-    /// Maps a part of somebody's file.
+    /// Maps a part of the target's file.
     pub(crate) fn map(fd: OwnedFd, offset: u64, len: usize) -> io::Result<Self> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice touches nobody's memory; MAP_FIXED would make it
-        // wrong. That the file's other users write to it is what atomics and copies are for.
+        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing; MAP_FIXED
+        // would break this. Atomics and copies handle concurrent writes by the file's other users.
         let base = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -82,13 +76,13 @@ impl MappedMemory {
         self.len
     }
 
-    /// The address that the machine has this place at.
+    /// The VM's address of an offset.
     pub(crate) fn guest(&self, place: usize) -> u64 {
         assert!(place <= self.len, "a place outside of the memory");
         GUEST_BASE + place as u64
     }
 
-    /// The address that this process has this place at.
+    /// This process's address of an offset.
     pub(crate) fn user(&self, place: usize) -> u64 {
         assert!(place <= self.len, "a place outside of the memory");
         self.base.addr().get() as u64 + place as u64
@@ -100,13 +94,13 @@ impl MappedMemory {
             end.is_some_and(|end| end <= self.len),
             "a place outside of the memory"
         );
-        // SAFETY: inside the mapping, just checked. Wrong only if `len` were not what is mapped.
+        // SAFETY: inside the mapping, just checked, as long as `len` is the mapped length.
         unsafe { self.base.as_ptr().add(place) }
     }
 
     fn atomic16(&self, place: usize) -> &AtomicU16 {
         assert!(place.is_multiple_of(2), "a word that is not aligned");
-        // SAFETY: mapped and aligned, and an atomic may be shared with anybody. Lives as long as the mapping.
+        // SAFETY: mapped for as long as `self`, aligned, and shared only as an atomic.
         unsafe { AtomicU16::from_ptr(self.at(place, 2).cast()) }
     }
 
@@ -116,38 +110,36 @@ impl MappedMemory {
         unsafe { AtomicU32::from_ptr(self.at(place, 4).cast()) }
     }
 
-    /// Loads (acquire).
+    /// Acquire.
     pub(crate) fn load16(&self, place: usize) -> u16 {
         u16::from_le(self.atomic16(place).load(Ordering::Acquire))
     }
 
-    /// Stores (release).
+    /// Release.
     pub(crate) fn store16(&self, place: usize, value: u16) {
         self.atomic16(place).store(value.to_le(), Ordering::Release);
     }
 
-    /// Loads (acquire).
+    /// Acquire.
     pub(crate) fn load32(&self, place: usize) -> u32 {
         u32::from_le(self.atomic32(place).load(Ordering::Acquire))
     }
 
-    /// Stores (release).
+    /// Release.
     pub(crate) fn store32(&self, place: usize, value: u32) {
         self.atomic32(place).store(value.to_le(), Ordering::Release);
     }
 
-    /// Copies out.
     pub(crate) fn read(&self, place: usize, to: &mut [u8]) {
-        // SAFETY: the source is mapped for all of its length, `to` is ours alone, so they don't overlap. What the target
-        // writes meanwhile makes a mixture, which is bytes all the same.
+        // SAFETY: the whole source is mapped, and `to` is exclusively ours, so they don't overlap.
+        // A concurrent write by the target yields mixed bytes, which are still valid bytes.
         unsafe {
             std::ptr::copy_nonoverlapping(self.at(place, to.len()), to.as_mut_ptr(), to.len());
         }
     }
 
-    /// Copies in.
     pub(crate) fn write(&self, place: usize, from: &[u8]) {
-        // SAFETY: as for `read`, the other way.
+        // SAFETY: as for `read`, in the other direction.
         unsafe {
             std::ptr::copy_nonoverlapping(from.as_ptr(), self.at(place, from.len()), from.len());
         }
@@ -156,26 +148,26 @@ impl MappedMemory {
 
 impl Drop for MappedMemory {
     fn drop(&mut self) {
-        // SAFETY: this very mapping, whose only users borrow `self`. Wrong if an address of it were kept elsewhere.
+        // SAFETY: exactly this mapping, whose users all borrow `self`. An address kept elsewhere
+        // would break this.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
 
-/// Hands out places, one after the other.
+/// Assigns offsets, one after the other.
 #[derive(Debug, Default)]
 pub(crate) struct Allotment {
     end: usize,
 }
 
 impl Allotment {
-    /// The next place of so many bytes; `align` is a power of two.
+    /// The next `bytes`; `align` is a power of two.
     pub(crate) fn take(&mut self, bytes: usize, align: usize) -> usize {
         let place = self.end.next_multiple_of(align);
         self.end = place + bytes;
         place
     }
 
-    /// How much was handed out.
     pub(crate) fn bytes(&self) -> usize {
         self.end
     }

@@ -1,19 +1,12 @@
-//! Drivers of virtual machines' disks, without a virtual machine.
+//! Drivers of VM disks without a VM, in one process.
 //!
-//! # Purpose
-//! What a guest and its hypervisor do, in one process: [`vhost`] is a vhost-user frontend with a virtio-blk driver,
-//! [`pcie`] a vfio-user client with an NVMe PCIe driver. [`load`] measures through either, [`verify`] writes data that
-//! proves where and when it was written. Tests kill targets under them, benchmarks compare targets with them.
+//! [`vhost`] is a vhost-user frontend with a virtio-blk driver, [`pcie`] a vfio-user client with an
+//! NVMe PCIe driver. [`load`] measures through either; [`verify`] checks data. A [`Disk`] has a
+//! socket, a memory file shared with the target, and [`Queue`]s, each used by one thread. A slot
+//! holds one command and has a fixed place for its data. An unexpected completion is an error.
 //!
-//! # Design
-//! A [`Disk`] is the device: its socket, its memory (one memory file, shared with the target), its geometry. Its
-//! [`Queue`]s are each used by one thread and have slots; a slot has one command at a time and a fixed place for its
-//! data in the memory, so nothing is copied, moved or allocated while commands fly. What the target says is checked:
-//! a completion of what is not in flight ends the queue with an error.
-//!
-//! # What it does not do
-//! It shares no code with the target beyond `forebay_nvme`'s types. It does not split commands, has no page cache, and
-//! is no hypervisor: nothing executes.
+//! Only `forebay_nvme`'s types are shared with the target. Commands are not split, and there is no
+//! page cache.
 
 mod disk;
 mod error;
@@ -33,7 +26,7 @@ pub use options::{Doorbells, Options, Ring, Target};
 /// Connects to a disk, with `options.queues` queues of `options.depth` slots.
 ///
 /// # Errors
-/// It can't be reached, or not be used as asked.
+/// It is not reachable, or not usable as asked.
 pub fn connect(target: &Target, options: &Options) -> Result<Box<dyn Disk>, Error> {
     options.check()?;
     Ok(match target {

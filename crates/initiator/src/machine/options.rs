@@ -1,23 +1,20 @@
-//! How a driver uses its device.
-//!
-//! Design: one set for both kinds of disk; what concerns only one kind is ignored by the other.
-//! What it does *not* do: say what the load is.
+//! How a driver uses its device. Each kind of disk ignores the other kind's options.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::Error;
 
-/// Which disk.
+/// A disk's socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// A vhost-user-blk backend's socket.
+    /// Of a vhost-user-blk backend.
     VhostUser(PathBuf),
-    /// The socket of a vfio-user server that is an NVMe controller.
+    /// Of a vfio-user server with an NVMe controller.
     VfioUser(PathBuf),
 }
 
-/// Which kind of virtqueue.
+/// The layout of virtqueues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ring {
     /// Virtio 2.7.
@@ -26,48 +23,47 @@ pub enum Ring {
     Packed,
 }
 
-/// How an NVMe controller is told of new commands.
+/// How new commands are signalled to an NVMe controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doorbells {
-    /// Shadow doorbells (Doorbell Buffer Config) where the controller has them; else every doorbell is a message.
+    /// Shadow doorbells (Doorbell Buffer Config) if the controller supports them, else messages.
     Shadow,
-    /// Every doorbell is a message.
+    /// A message for every doorbell.
     Trapped,
-    /// The page of doorbells that the target shares; refused if it shares none.
+    /// The doorbell page that the target shares; an error if it shares none.
     Mapped,
 }
 
-/// How.
+/// How a driver uses its device.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// I/O queues.
     pub queues: u16,
-    /// Slots of each.
+    /// Slots of each queue.
     pub depth: u16,
-    /// Most bytes of a command.
+    /// Largest transfer of a command.
     pub slot_bytes: usize,
-    /// Completions raise interrupts; else they must be polled for.
+    /// Completions raise interrupts; otherwise they are polled.
     pub interrupts: bool,
-    /// The memory is of huge pages.
+    /// Memory in huge pages.
     pub huge_pages: bool,
-    /// Of a vhost-user disk.
+    /// Layout of virtqueues (vhost-user).
     pub ring: Ring,
-    /// Indirect descriptors, where a vhost-user disk has them.
+    /// Indirect descriptors, if offered (vhost-user).
     pub indirect: bool,
-    /// Event index, where a vhost-user disk has it.
+    /// Event index, if offered (vhost-user).
     pub event_idx: bool,
-    /// Bytes of data behind one descriptor of a vhost-user disk, as a guest's pages are scattered.
+    /// Data bytes per descriptor, to imitate a guest's scattered pages (vhost-user).
     pub piece_bytes: usize,
-    /// A vhost-user disk's data begin at an odd address, as no guest's do.
+    /// Data begins at an odd address, which guests never use (vhost-user).
     pub odd: bool,
-    /// Of a vfio-user disk.
+    /// How doorbells are rung (vfio-user).
     pub doorbells: Doorbells,
-    /// A vfio-user disk's data are named by scatter/gather lists, else by PRPs.
+    /// Scatter/gather lists instead of PRPs (vfio-user).
     pub sgl: bool,
-    /// A vfio-user disk's interrupts are gathered: Interrupt Coalescing's threshold and time (Base 2.0, 5.27.1.6); 0: each is
-    /// raised.
+    /// Interrupt Coalescing's threshold and time (Base 2.0, 5.27.1.6); 0 disables it (vfio-user).
     pub gather: u16,
-    /// The most that an answer of the target may take.
+    /// Time limit for the target's answers.
     pub limit: Duration,
 }
 
@@ -92,9 +88,7 @@ impl Default for Options {
     }
 }
 
-/// The most slots that a queue may have.
 pub(crate) const MAX_DEPTH: u16 = 1023;
-/// The most bytes that a slot may have.
 const MAX_SLOT_BYTES: usize = 1 << 20;
 
 impl Options {
@@ -113,7 +107,7 @@ impl Options {
         Err(Error::Unusable(problem.into()))
     }
 
-    /// Pieces of a slot's data.
+    /// Descriptors for a slot's data.
     pub(crate) fn pieces(&self) -> usize {
         self.slot_bytes.div_ceil(self.piece_bytes)
     }

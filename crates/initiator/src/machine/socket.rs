@@ -1,8 +1,6 @@
-//! A Unix socket that carries messages with descriptors.
+//! A Unix socket for whole messages with descriptors, blocking with a time limit.
 //!
-//! Purpose: what both protocols of machines need: a message whole, its descriptors with it, and an answer in time.
-//! Design: blocking, with a time limit; descriptors come with a message's first byte.
-//! What it does *not* do: know a message.
+//! Descriptors travel with a message's first byte.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -18,7 +16,7 @@ use rustix::net::{
 
 use super::Error;
 
-/// So many descriptors travel with one message at most.
+/// Descriptors per message.
 const MAX_FDS: usize = 64;
 
 #[derive(Debug)]
@@ -47,7 +45,7 @@ impl Socket {
         }
     }
 
-    /// A socket that is connected already.
+    /// Wraps a connected socket.
     pub(crate) fn of(stream: UnixStream, path: &Path, limit: Duration) -> Result<Self, Error> {
         let timeouts = stream.set_read_timeout(Some(limit));
         timeouts.map_err(Error::system("set a socket's time limit"))?;
@@ -76,7 +74,6 @@ impl Socket {
         }
     }
 
-    /// Sends all of `bytes`, with `fds`.
     pub(crate) fn send(&self, mut bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), Error> {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut fds = fds;
@@ -103,7 +100,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Receives exactly so many bytes; descriptors that come are added to `fds`.
+    /// Fills `into`; received descriptors are added to `fds`.
     pub(crate) fn receive(&self, mut into: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<(), Error> {
         while !into.is_empty() {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];

@@ -1,11 +1,9 @@
-//! Data verification through machines' disks.
+//! [`crate::verify`] through VM disks, with its pattern and model: one disk, all its queues, one
+//! thread.
 //!
-//! Purpose: as [`crate::verify`]: any lost, stale, torn, misplaced or foreign sector is recognised when it is read back.
-//! Its pattern and its model are the same; only the way to the disk differs.
-//! Design: one disk, all its queues, one thread. A machine's disk must *not* lose its connection when its target dies, so
-//! nothing is connected again: a closed connection is an error. Commands that end with a status that allows it are
-//! driven again. The longest time in which nothing ended is reported, and bounded.
-//! What it does *not* do: know of deaths.
+//! A VM's connection must survive the target's death, so a closed connection is an error. Commands
+//! with a retryable status are repeated. The longest time without a completion is measured and
+//! limited.
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -17,39 +15,39 @@ use crate::verify::model::Model;
 use crate::verify::pattern::{self, SECTOR_BYTES};
 use crate::verify::{Initial, Promise, VerifyReport, WriteReport};
 
-/// How often a block that isn't in flight is looked for before the next turn.
+/// Random tries to find a block that isn't in flight.
 const PICKS: u32 = 16;
-/// Between two calls of the progress function.
+/// Interval of progress calls.
 const PROGRESS: Duration = Duration::from_millis(20);
-/// How long a turn may sleep.
+/// The longest sleep of a turn.
 const TURN: Duration = Duration::from_millis(5);
-/// Before a command is driven again that the target refused for now.
+/// The pause before a retry.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 const RETRIES: u32 = 1000;
 
-/// What to verify.
+/// Parameters of a verification.
 #[derive(Clone, Debug)]
 pub struct MachineVerify {
     /// The disk.
     pub target: Target,
     /// How it is driven; slots are as large as the commands.
     pub options: Options,
-    /// Size of each write and read.
+    /// Bytes of each write and read.
     pub block_bytes: u32,
-    /// How much of the disk, from its beginning; `None`: all of it.
+    /// Bytes from the disk's beginning; `None`: all.
     pub span_bytes: Option<u64>,
-    /// Start of all random numbers, and part of every sector.
+    /// Seed of all random numbers, and part of every sector.
     pub seed: u64,
-    /// A flush after so many acknowledged writes; 0: none but [`MachineVerifier::flush`].
+    /// Acknowledged writes between flushes; 0: only [`MachineVerifier::flush`] flushes.
     pub flush_every_writes: u64,
-    /// What was there before.
+    /// The initial content.
     pub initial: Initial,
-    /// The longest time in which nothing may end.
+    /// Time limit without a completion.
     pub patience: Duration,
 }
 
 impl MachineVerify {
-    /// 4-KiB writes over the whole disk, zeros before, a flush every 1000 writes.
+    /// 4-KiB writes over the whole zeroed disk, with a flush every 1000 writes.
     #[must_use]
     pub fn new(target: Target, options: Options) -> Self {
         Self {
@@ -77,11 +75,11 @@ struct VerifyLane {
     queue: Box<dyn Queue>,
     doing: Vec<Doing>,
     idle: Vec<u16>,
-    /// To be driven again, content and all.
+    /// Slots to submit again; their data is still in place.
     again: Vec<u16>,
 }
 
-/// Writes, remembers, reads back.
+/// Writes a disk and reads it back.
 pub struct MachineVerifier {
     spec: MachineVerify,
     disk: Box<dyn Disk>,
@@ -98,10 +96,10 @@ pub struct MachineVerifier {
 }
 
 impl MachineVerifier {
-    /// Connects.
+    /// Connects to the disk.
     ///
     /// # Errors
-    /// The disk can't be reached, or not be used as asked.
+    /// The disk is not reachable, or not usable as asked.
     pub fn connect(mut spec: MachineVerify) -> Result<Self, Error> {
         spec.options.slot_bytes = spec.block_bytes as usize;
         let mut disk = super::connect(&spec.target, &spec.options)?;
@@ -143,22 +141,22 @@ impl MachineVerifier {
         })
     }
 
-    /// The disk itself.
+    /// The disk.
     pub fn disk(&mut self) -> &mut dyn Disk {
         &mut *self.disk
     }
 
-    /// How many blocks were ever written.
+    /// Blocks that were ever written.
     #[must_use]
     pub fn blocks_written(&self) -> u64 {
         self.model.touched()
     }
 
-    /// Writes at random places until `progress` breaks, and waits for all acknowledgements. `progress` is told how many
-    /// writes were acknowledged in this call.
+    /// Writes at random places until `progress` breaks, then waits for all acknowledgements.
+    /// `progress` gets the writes acknowledged in this call.
     ///
     /// # Errors
-    /// The connection is gone, or nothing ended for longer than the patience.
+    /// The connection is lost, or nothing ended within the patience.
     pub fn write(
         &mut self,
         progress: &mut dyn FnMut(u64) -> ControlFlow<()>,
@@ -188,10 +186,10 @@ impl MachineVerifier {
         Ok(std::mem::take(&mut self.stats))
     }
 
-    /// Flushes.
+    /// Flushes the disk.
     ///
     /// # Errors
-    /// The connection is gone, or the flush failed.
+    /// The connection is lost, or the flush failed.
     pub fn flush(&mut self) -> Result<(), Error> {
         self.stats = WriteReport::default();
         self.last_end = Instant::now();
@@ -204,10 +202,10 @@ impl MachineVerifier {
         Ok(())
     }
 
-    /// Reads back and judges: everything in the span, or with [`Initial::Any`] what was written.
+    /// Reads back and judges the whole span, or only written blocks with [`Initial::Any`].
     ///
     /// # Errors
-    /// The connection is gone. Wrong data is no error; see [`VerifyReport::is_clean`].
+    /// The connection is lost. Wrong data is no error; see [`VerifyReport::is_clean`].
     pub fn read_back(&mut self) -> Result<VerifyReport, Error> {
         self.report = VerifyReport::default();
         let begun = Instant::now();
@@ -239,16 +237,13 @@ impl MachineVerifier {
         Ok(std::mem::take(&mut self.report))
     }
 
-    /// Stops the device in good order.
-    ///
-    /// # Errors
-    /// The target did not confirm.
+    /// Shuts the device down.
     pub fn close(mut self) -> Result<(), Error> {
         self.lanes.clear();
         self.disk.close()
     }
 
-    /// A write at a random place. False: no slot, or hardly a free block.
+    /// Writes at a random place. False: no slot or block was free.
     fn write_one(&mut self, lane: usize) -> Result<bool, Error> {
         let blocks = u64::from(self.model.blocks());
         let block = (0..PICKS)
@@ -303,7 +298,7 @@ impl MachineVerifier {
         self.begin(0, slot, Doing::Flush)
     }
 
-    /// Drives what waits and takes what ends. False: nothing is in flight or waits.
+    /// Submits repeated commands and takes completions. False: nothing is in flight or queued.
     fn turn(&mut self) -> Result<bool, Error> {
         let mut busy = false;
         let mut ended = 0;
@@ -345,7 +340,7 @@ impl MachineVerifier {
                 lane.queue.wait(TURN)?;
             }
         } else {
-            // The target may need this very CPU.
+            // The target may need this CPU.
             std::thread::yield_now();
         }
         Ok(true)

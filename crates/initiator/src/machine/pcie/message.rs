@@ -1,8 +1,7 @@
-//! vfio-user messages, as the client sends them.
+//! vfio-user messages of the client, as in the "vfio-user Protocol Specification" (version 0.1, as
+//! QEMU speaks it).
 //!
-//! Design: numbers and layouts are those of the "vfio-user Protocol Specification" (version 0.1, as QEMU speaks it).
-//! One request at a time; a doorbell's write wants no reply, as QEMU's posted writes do.
-//! What it does *not* do: know NVMe.
+//! One request at a time. A doorbell write asks for no reply, like QEMU's posted writes.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -38,33 +37,31 @@ const HEADER_BYTES: usize = 16;
 const REPLY: u32 = 1;
 const NO_REPLY: u32 = 1 << 4;
 const ERROR: u32 = 1 << 5;
-/// A longer answer is nonsense.
+/// A sanity limit.
 const MAX_PAYLOAD: usize = 1 << 16;
-/// Descriptors of one message: what every server takes.
+/// Descriptors per message that every server accepts.
 const MAX_FDS: usize = 8;
 const CAPABILITIES: &str =
     "{\"capabilities\":{\"max_msg_fds\":8,\"max_data_xfer_size\":1048576}}\0";
-/// Flags of SET_IRQS: the data are eventfds, to be triggered.
+/// Flags of SET_IRQS: the data are eventfds, used as triggers.
 const EVENTFD_TRIGGER: u32 = 1 << 2 | 1 << 5;
-/// Flags of a DMA_MAP: the device may read and write.
+/// Flags of DMA_MAP: the device may read and write.
 const READ_WRITE: u32 = 3;
-/// So much room is given for a region's capabilities.
+/// Room for a region's info with its capabilities.
 const REGION_INFO_BYTES: u32 = 1024;
 const REGION_INFO_FIXED: usize = 32;
 const SPARSE_MMAP: u16 = 1;
 
-/// What the server says of a region.
 #[derive(Debug)]
 pub(super) struct RegionInfo {
     pub(super) size: u64,
-    /// Where in `fd` the region begins.
+    /// Start of the region in `fd`.
     pub(super) offset: u64,
-    /// Parts that can be mapped: offset in the region, length.
+    /// Mappable parts: offset in the region, length.
     pub(super) areas: Vec<(u64, u64)>,
     pub(super) fd: Option<OwnedFd>,
 }
 
-/// The conversation.
 #[derive(Debug)]
 pub(super) struct VfioClient {
     pub(super) socket: Socket,
@@ -72,7 +69,7 @@ pub(super) struct VfioClient {
 }
 
 impl VfioClient {
-    /// Connects and agrees on a version.
+    /// Connects and negotiates the version.
     pub(super) fn connect(path: &Path, limit: Duration) -> Result<Self, Error> {
         let mut this = Self {
             socket: Socket::connect(path, limit)?,
@@ -144,7 +141,7 @@ impl VfioClient {
         Ok(answer)
     }
 
-    /// The number of regions and interrupts.
+    /// The numbers of regions and of kinds of interrupts.
     pub(super) fn device_info(&mut self) -> Result<(u32, u32), Error> {
         let payload = words(&[16, 0, 0, 0]);
         let answer = self.ask(command::DEVICE_GET_INFO, &payload, &[], &mut Vec::new())?;
@@ -158,7 +155,7 @@ impl VfioClient {
         let answer = self.ask(command::DEVICE_GET_REGION_INFO, &payload, &[], &mut fds)?;
         let mut areas = Vec::new();
         let mut at = u32_at(&answer, 12)? as usize;
-        // Each capability names the next; they only go forward.
+        // Each capability holds the offset of the next; offsets only grow.
         while at >= REGION_INFO_FIXED {
             if u16_at(&answer, at)? == SPARSE_MMAP {
                 for area in 0..u32_at(&answer, at + 8)? as usize {
@@ -177,14 +174,13 @@ impl VfioClient {
         })
     }
 
-    /// How many interrupts the index has.
     pub(super) fn irq_count(&mut self, index: u32) -> Result<u32, Error> {
         let payload = words(&[16, 0, index, 0]);
         let answer = self.ask(command::DEVICE_GET_IRQ_INFO, &payload, &[], &mut Vec::new())?;
         u32_at(&answer, 12)
     }
 
-    /// Gives the interrupts of `index`, from the first, these eventfds.
+    /// Assigns eventfds to the interrupts of `index`, from the first.
     pub(super) fn set_irqs(&mut self, index: u32, events: &[BorrowedFd<'_>]) -> Result<(), Error> {
         let mut start = 0;
         for some in events.chunks(MAX_FDS) {
@@ -220,7 +216,6 @@ impl VfioClient {
         answer.map(drop)
     }
 
-    /// Reads `N` bytes of a region.
     pub(super) fn read<const N: usize>(
         &mut self,
         region: u32,
@@ -245,7 +240,7 @@ impl VfioClient {
         answer.map(drop)
     }
 
-    /// Writes 4 bytes of a region and does not wait.
+    /// Writes 4 bytes without waiting for a reply.
     pub(super) fn post(&mut self, region: u32, offset: u64, value: u32) -> Result<(), Error> {
         let mut payload = [0; 20];
         payload[..8].copy_from_slice(&offset.to_le_bytes());

@@ -1,10 +1,9 @@
 //! A vfio-user client with an NVMe driver.
 //!
-//! Purpose: what a hypervisor's vfio-user device and a guest's NVMe driver do together.
-//! Design: the driver's steps in their order (Base 3.5.1): reset, admin queues, enable, identify, Doorbell Buffer Config,
-//! queues. The whole memory is one DMA mapping. Interrupts are MSI-X vectors: the admin queue's is 0, queue *n*'s is
-//! *n*; the admin queue is polled all the same.
-//! What it does *not* do: asynchronous events, namespaces beside the first, reset while commands fly.
+//! Initialisation follows Base 3.5.1: reset, admin queues, enable, identify, Doorbell Buffer
+//! Config, I/O queues. All memory is one DMA mapping. MSI-X vector 0 is the admin queue's, vector
+//! *n* queue *n*'s; the admin queue is also polled. Only namespace 1 is used. There are no
+//! asynchronous events, and no reset with commands in flight.
 
 mod message;
 mod queue;
@@ -33,20 +32,20 @@ const ASQ: u64 = 0x28;
 const ACQ: u64 = 0x30;
 const ADMIN_ENTRIES: u16 = 32;
 const NSID: u32 = 1;
-/// Bit of OACS (Identify Controller, byte 256): Doorbell Buffer Config is supported.
+/// Bit of OACS (Identify Controller, byte 256).
 const OACS_DOORBELL_BUFFER: u16 = 1 << 8;
 /// Bits of ONCS.
 const ONCS_DATASET: u16 = 1 << 2;
 const ONCS_WRITE_ZEROES: u16 = 1 << 3;
-/// In the configuration space: the command register and its bits memory and bus master, the list of capabilities,
-/// MSI-X and its enable bit.
+/// PCI configuration space: command register with its memory and bus master bits, capability list,
+/// MSI-X capability and its enable bit.
 const PCI_COMMAND: u64 = 0x04;
 const PCI_ENABLE: u16 = 0x0006;
 const PCI_CAPABILITIES: u64 = 0x34;
 const PCI_MSIX: u8 = 0x11;
 const PCI_MSIX_ENABLE: u16 = 1 << 15;
 const MAX_CAPABILITIES: usize = 48;
-/// Between two looks at a register or an admin completion.
+/// Poll interval of registers and admin completions.
 const LOOK: Duration = Duration::from_micros(100);
 
 /// An NVMe disk behind a vfio-user socket.
@@ -60,9 +59,9 @@ pub struct Pcie {
     controller: ControllerInfo,
     geometry: Geometry,
     queues: Vec<PcieQueue>,
-    /// Of the vectors of I/O queues that are not created yet.
+    /// Events of I/O queues that are not created yet.
     events: Vec<EventFd>,
-    /// Raised when the device wants to be unplugged.
+    /// Raised when the device requests its unplug.
     removal: Option<EventFd>,
 }
 
@@ -70,7 +69,7 @@ impl Pcie {
     /// Connects, enables the controller, and creates all queues.
     ///
     /// # Errors
-    /// The server can't be reached, is no NVMe controller, or lacks what the options demand.
+    /// The server is not reachable, is no NVMe controller, or lacks a required feature.
     pub fn connect(path: &Path, options: &Options) -> Result<Self, Error> {
         let mut client = VfioClient::connect(path, options.limit)?;
         let (regions, irqs) = client.device_info()?;
@@ -151,22 +150,22 @@ impl Pcie {
         Ok(this)
     }
 
-    /// Who the controller is.
+    /// The controller's identity.
     #[must_use]
     pub fn controller(&self) -> &ControllerInfo {
         &self.controller
     }
 
-    /// Whether doorbells are in memory, after all.
+    /// Whether shadow doorbells are in use.
     #[must_use]
     pub fn has_shadow_doorbells(&self) -> bool {
         matches!(self.wire.bell, Bell::Shadow { .. })
     }
 
-    /// Waits until the device wants to be unplugged. False: the limit came first.
+    /// Waits until the device requests its unplug. False: the limit came first.
     ///
     /// # Errors
-    /// It can't say so.
+    /// The device lacks that interrupt.
     pub fn wait_removal(&self, limit: Duration) -> Result<bool, Error> {
         match &self.removal {
             Some(removal) => removal.wait(limit),
@@ -174,15 +173,12 @@ impl Pcie {
         }
     }
 
-    /// Its queues, as what they are; each can be taken once.
+    /// Its queues with their concrete type; each can be taken once.
     pub fn take_pcie_queues(&mut self) -> Vec<PcieQueue> {
         std::mem::take(&mut self.queues)
     }
 
-    /// Resets the device (DEVICE_RESET): its controller is disabled, its queues are gone.
-    ///
-    /// # Errors
-    /// It is refused, or the connection gone.
+    /// Resets the device (DEVICE_RESET), which disables its controller and deletes its queues.
     pub fn reset(&mut self) -> Result<(), Error> {
         self.queues.clear();
         self.wire.client().reset()
@@ -258,7 +254,7 @@ impl Pcie {
         Err(Error::Unusable("the device has no MSI-X".into()))
     }
 
-    /// Carries out an admin command whose data, if any, are at `identify`.
+    /// Executes an admin command; its data, if any, are at `identify`.
     fn command(&mut self, what: &str, mut sqe: Sqe) -> Result<u64, Error> {
         self.admin_cid = self.admin_cid.wrapping_add(1) & 0x7fff;
         sqe.cid = U16::new(self.admin_cid);
@@ -331,7 +327,7 @@ impl Pcie {
         Ok(())
     }
 
-    /// Doorbell Buffer Config (Base 5.8), if the controller has it.
+    /// Doorbell Buffer Config (Base 5.8), if supported.
     fn shadow(&mut self, doorbells: usize, events: usize) -> Result<(), Error> {
         if self.options.doorbells != Doorbells::Shadow {
             return Ok(());
@@ -390,7 +386,7 @@ impl Pcie {
         Ok(())
     }
 
-    /// An eventfd for each vector, given to the device: the admin queue's completions always interrupt.
+    /// Gives the device an eventfd for each vector. The admin queue's completions always interrupt.
     fn give_events(&mut self) -> Result<(), Error> {
         let mut events = Vec::new();
         for _ in 0..=self.options.queues {
@@ -406,14 +402,13 @@ impl Pcie {
             let fds: Vec<BorrowedFd<'_>> = events.iter().map(EventFd::fd).collect();
             client.set_irqs(irq::MSIX, &fds)?;
         }
-        // The admin queue's is not listened to.
+        // The admin queue's event is not used.
         events.remove(0);
         self.events = events;
         Ok(())
     }
 }
 
-/// Maps the page of doorbells.
 fn map_doorbells(client: &mut VfioClient) -> Result<Bell, Error> {
     let info = client.region_info(region::BAR0)?;
     let area = info

@@ -1,9 +1,9 @@
-//! One pair of queues of an NVMe controller.
+//! A queue pair of an NVMe controller: Base 4 (queues), 3.1.3.4 (doorbells), 5.8 (Doorbell Buffer
+//! Config).
 //!
-//! Design: Base 4 (queues), 3.1.3.4 (doorbells), 5.8 (Doorbell Buffer Config). A slot's command identifier has the
-//! slot's number below and how often it was used above, so a completion that comes twice or late is noticed. Data are
-//! named by PRPs, or by an SGL; a slot has its own page for a list of them.
-//! What it does *not* do: create queues; the admin side does.
+//! A command identifier is the slot's number and, in the upper bits, a use count, which detects
+//! repeated or late completions. Data pointers are PRPs or an SGL; each slot has a page for their
+//! list. The admin side creates the queues.
 
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,15 +19,15 @@ use super::super::memory::{Allotment, MappedMemory, PAGE_BYTES};
 use super::super::{DiskCompletion, DiskStatus, Error, Op, Options, Queue};
 use super::message::{VfioClient, region};
 
-/// Bits of a command identifier that are the slot.
+/// Bits of a command identifier that hold the slot.
 const SLOT_BITS: u32 = 10;
 const SQE_BYTES: usize = 64;
 const CQE_BYTES: usize = 16;
-/// Where the doorbells begin in BAR 0 (Base 3.1.2).
+/// Offset of the doorbells in BAR 0 (Base 3.1.2).
 pub(super) const DOORBELLS: u64 = 0x1000;
 const NSID: u32 = 1;
 
-/// Where a queue's things are in the memory.
+/// Offsets of a queue's parts in memory.
 #[derive(Debug)]
 pub(super) struct QueuePlan {
     pub(super) entries: u16,
@@ -59,21 +59,21 @@ impl QueuePlan {
 /// How doorbells are rung.
 #[derive(Clone, Debug)]
 pub(super) enum Bell {
-    /// By a message.
+    /// A message for each.
     Message,
-    /// In memory; the controller says from where on it wants a message.
+    /// In memory; the controller's event index says when it needs a message.
     Shadow { doorbells: usize, events: usize },
     /// In the page that the controller polls.
     Mapped(Arc<MappedMemory>),
 }
 
-/// What all queues of a controller share.
+/// Shared by all queues of a controller.
 #[derive(Clone, Debug)]
 pub(super) struct Wire {
     pub(super) client: Arc<Mutex<VfioClient>>,
     pub(super) memory: Arc<MappedMemory>,
     pub(super) bell: Bell,
-    /// Bytes from one doorbell to the next.
+    /// Distance of doorbells in bytes.
     pub(super) stride: usize,
 }
 
@@ -82,7 +82,7 @@ impl Wire {
         self.client.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Rings a doorbell: `index` is twice the queue's number, one more for completion queues.
+    /// Rings a doorbell. `index` is twice the queue's number, plus one for completion queues.
     fn ring(&self, index: usize, old: u16, new: u16) -> Result<(), Error> {
         let at = index * self.stride;
         match &self.bell {
@@ -106,7 +106,7 @@ impl Wire {
     }
 }
 
-/// The rings of a pair, without slots: the admin queues are this and no more.
+/// The rings of a pair without slots; enough for the admin queues.
 #[derive(Debug)]
 pub(super) struct Pair {
     wire: Wire,
@@ -150,7 +150,7 @@ impl Pair {
         self.wire.ring(2 * usize::from(self.qid), old, self.tail)
     }
 
-    /// The next completion; its place is free once [`Pair::ring_completions`] was called.
+    /// The next completion; [`Pair::ring_completions`] frees its entry.
     pub(super) fn pop(&mut self) -> Option<Cqe> {
         let place = self.completion + usize::from(self.head) * CQE_BYTES;
         let last = self.wire.memory.load32(place + 12);
@@ -402,7 +402,6 @@ impl Queue for PcieQueue {
     }
 }
 
-/// A data pointer of PRPs.
 pub(super) fn data_pointer(prps: [u64; 2]) -> [u8; 16] {
     let mut pointer = [0; 16];
     pointer[..8].copy_from_slice(&prps[0].to_le_bytes());

@@ -1,8 +1,6 @@
-//! vhost-user messages, as the frontend sends them.
+//! vhost-user messages of the frontend, as in QEMU's "Vhost-user Protocol" document.
 //!
-//! Design: numbers and layouts are those of QEMU's "Vhost-user Protocol" document. One request at a time; with
-//! REPLY_ACK every request is acknowledged.
-//! What it does *not* do: decide what to send.
+//! One request at a time; with REPLY_ACK, every request is acknowledged.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -33,7 +31,7 @@ pub(super) mod request {
     pub(crate) const SET_STATUS: u32 = 39;
 }
 
-/// Bits of the protocol features.
+/// Protocol feature bits.
 pub(super) mod protocol {
     pub(crate) const MQ: u64 = 1 << 0;
     pub(crate) const REPLY_ACK: u64 = 1 << 3;
@@ -43,21 +41,20 @@ pub(super) mod protocol {
     pub(crate) const STATUS: u64 = 1 << 16;
 }
 
-/// What the backend says of its own accord, on the channel of its requests.
+/// A request of the backend, on its own channel.
 pub(super) const BACKEND_CONFIG_CHANGE: u32 = 2;
 
 const HEADER_BYTES: usize = 12;
 const VERSION: u32 = 1;
 const REPLY: u32 = 1 << 2;
 const NEED_REPLY: u32 = 1 << 3;
-/// A longer answer is nonsense.
+/// A sanity limit.
 const MAX_PAYLOAD: usize = 4096;
 
-/// The conversation.
 #[derive(Debug)]
 pub(super) struct VhostFrontend {
     pub(super) socket: Socket,
-    /// REPLY_ACK is agreed on.
+    /// REPLY_ACK was negotiated.
     pub(super) acknowledged: bool,
 }
 
@@ -94,7 +91,7 @@ impl VhostFrontend {
         Ok(payload)
     }
 
-    /// A request that has no answer of its own.
+    /// Sends a request without a reply of its own.
     pub(super) fn tell(
         &self,
         request: u32,
@@ -116,7 +113,7 @@ impl VhostFrontend {
         Ok(())
     }
 
-    /// A request that has one.
+    /// Sends a request and receives its reply.
     pub(super) fn ask(
         &self,
         request: u32,
@@ -132,13 +129,13 @@ impl VhostFrontend {
         u64_at(&answer, 0)
     }
 
-    /// Index and number, the payload of most requests about rings.
+    /// The payload of most ring requests: index and number.
     pub(super) fn tell_ring(&self, request: u32, index: u16, number: u32) -> Result<(), Error> {
         self.tell(request, &words(&[index.into(), number]), &[])
     }
 }
 
-/// A message whole: its number, flags, payload.
+/// Receives a message: its number, flags, payload.
 pub(super) fn receive(
     socket: &Socket,
     fds: &mut Vec<OwnedFd>,

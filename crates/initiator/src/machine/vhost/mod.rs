@@ -1,11 +1,9 @@
 //! A vhost-user frontend with a virtio-blk driver.
 //!
-//! Purpose: what a hypervisor's vhost-user-blk device and a guest's virtio-blk driver do together.
-//! Design: one memory region, agreed on before anything runs; a queue's events are made once and survive
-//! [`Vhost::reconnect`]. With the in-flight region a backend that died goes on with what it had; without it, everything
-//! in flight is submitted anew. Event index and indirect descriptors are used where the backend offers them; one that has
-//! no packed ring or too few queues is refused.
-//! What it does *not* do: migrate, log dirty pages, hot-plug memory.
+//! There is one memory region. A queue's events survive [`Vhost::reconnect`]. With the in-flight
+//! region, a restarted backend continues with its commands; without it, they are submitted again.
+//! Event index and indirect descriptors are optional; a missing packed ring or too few queues is an
+//! error. There is no migration, dirty-page log or memory hotplug.
 
 mod message;
 mod queue;
@@ -24,7 +22,7 @@ use super::{Disk, Error, Geometry, Options, Queue, Ring};
 use message::{VhostFrontend, longs, protocol, request, u16_at, u32_at, u64_at, words};
 pub use queue::VhostQueue;
 
-/// Bits of the device's features (virtio 5.2.3 and 6).
+/// Device feature bits (virtio 5.2.3 and 6).
 mod feature {
     pub(super) const RO: u64 = 1 << 5;
     pub(super) const SEG_MAX: u64 = 1 << 2;
@@ -41,7 +39,7 @@ mod feature {
     pub(super) const RING_PACKED: u64 = 1 << 34;
 }
 
-/// What is taken where it is offered.
+/// Features that are accepted if offered.
 const WELCOME: u64 = feature::RO
     | feature::SEG_MAX
     | feature::BLK_SIZE
@@ -58,15 +56,15 @@ const WELCOME_PROTOCOL: u64 = protocol::MQ
     | protocol::CONFIG
     | protocol::INFLIGHT_SHMFD
     | protocol::STATUS;
-/// What there is of the configuration space: virtio_blk_config up to write_zeroes_may_unmap.
+/// virtio_blk_config up to write_zeroes_may_unmap.
 const CONFIG_BYTES: usize = 60;
 /// ACKNOWLEDGE, DRIVER, FEATURES_OK, DRIVER_OK.
 const STATUS_RUNNING: u64 = 0x0f;
-/// Bits of a message's flags.
+/// Flags of a message.
 const REPLY_FLAG: u32 = 1 << 2;
 const NEED_REPLY_FLAG: u32 = 1 << 3;
 
-/// A region of memory that a backend keeps what is in flight in.
+/// The region in which a backend records its commands in flight.
 #[derive(Debug)]
 struct Inflight {
     fd: OwnedFd,
@@ -85,7 +83,7 @@ pub struct Vhost {
     events: Vec<(Arc<EventFd>, Arc<EventFd>)>,
     queues: Vec<VhostQueue>,
     inflight: Option<Inflight>,
-    /// Our end of the backend's channel for its own requests.
+    /// Our end of the backend's request channel.
     backend: Option<Socket>,
     geometry: Geometry,
 }
@@ -94,7 +92,7 @@ impl Vhost {
     /// Connects, negotiates, and starts all queues.
     ///
     /// # Errors
-    /// The backend can't be reached, or lacks what the options demand.
+    /// The backend is not reachable, or lacks a required feature.
     pub fn connect(path: &Path, options: &Options) -> Result<Self, Error> {
         let frontend = VhostFrontend::connect(path, options.limit)?;
         let offered = frontend.ask_u64(request::GET_FEATURES)?;
@@ -145,13 +143,13 @@ impl Vhost {
         Ok(this)
     }
 
-    /// Its queues, as what they are; each can be taken once.
+    /// Its queues with their concrete type; each can be taken once.
     pub fn take_vhost_queues(&mut self) -> Vec<VhostQueue> {
         std::mem::take(&mut self.queues)
     }
 
-    /// Connects again after the backend has died; `queues` are all that were taken, and polled until nothing more came.
-    /// What was in flight goes on.
+    /// Connects again after the backend has died; commands in flight continue. `queues` are all
+    /// queues, polled until they were empty.
     ///
     /// # Errors
     /// As [`Vhost::connect`]; it can be tried again.
@@ -170,7 +168,7 @@ impl Vhost {
         Ok(())
     }
 
-    /// Whether the backend keeps what is in flight in a region that survives it.
+    /// Whether the backend records commands in a region that survives its death.
     #[must_use]
     pub fn has_inflight_region(&self) -> bool {
         self.inflight.is_some()
@@ -256,7 +254,7 @@ impl Vhost {
         Ok(())
     }
 
-    /// Memory, in-flight region, rings, and go.
+    /// Sets up memory, in-flight region and rings, and enables them.
     fn start(&mut self, queues: &[VhostQueue]) -> Result<(), Error> {
         let frontend = &self.frontend;
         let entries = queues.first().map_or(0, |queue| queue.ring().entries());
@@ -265,7 +263,7 @@ impl Vhost {
                 let mut payload = longs(&[0, 0]);
                 payload.extend(self.options.queues.to_le_bytes());
                 payload.extend(entries.to_le_bytes());
-                // As QEMU's structure has it.
+                // Padding of QEMU's structure.
                 payload.extend([0; 4]);
                 let mut fds = Vec::new();
                 let payload = frontend.ask(request::GET_INFLIGHT_FD, &payload, &mut fds)?;
@@ -314,10 +312,10 @@ impl Vhost {
         Ok(())
     }
 
-    /// Waits until the backend says that the configuration has changed. False: it said nothing until the limit.
+    /// Waits for the backend's configuration change message. False: the limit came first.
     ///
     /// # Errors
-    /// It has no channel for that, or is gone.
+    /// The backend has no channel for that, or is gone.
     pub fn wait_config_change(&mut self, limit: Duration) -> Result<bool, Error> {
         let Some(socket) = &self.backend else {
             return Err(Error::Unusable("the backend tells no changes".into()));

@@ -1,8 +1,7 @@
-//! One virtqueue of a virtio-blk disk.
+//! One virtqueue of a virtio-blk disk (virtio 1.2, section 5.2.6).
 //!
-//! Design: virtio 1.2, section 5.2.6. Each slot has a control block (the request's header, a range for discards, the
-//! status byte), a table for indirect descriptors, and its data.
-//! What it does *not* do: talk to the backend; kicks and calls are event descriptors.
+//! Each slot has a control block (request header, range for discards, status byte), an indirect
+//! table, and its data. Kicks and calls are eventfds.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,11 +12,11 @@ use super::super::{DiskCompletion, DiskStatus, Error, Op, Options, Queue, Ring};
 use super::ring::{AnyRing, ChainPiece, Shape};
 
 const SECTOR_BYTES: u64 = 512;
-/// A control block, and where in it what is.
+/// Size of a control block, and offsets in it.
 const CONTROL_BYTES: usize = 64;
 const RANGE: usize = 16;
 const STATUS: usize = 32;
-/// What the device must overwrite.
+/// The device must overwrite it.
 const NO_STATUS: u8 = 0xff;
 
 mod request {
@@ -28,7 +27,7 @@ mod request {
     pub(super) const WRITE_ZEROES: u32 = 13;
 }
 
-/// Where a queue's things are in the memory.
+/// Offsets of a queue's parts in memory.
 #[derive(Debug)]
 pub(super) struct RingPlan {
     ring: AnyRing,
@@ -64,7 +63,7 @@ impl RingPlan {
     }
 }
 
-/// A queue.
+/// A virtqueue.
 #[derive(Debug)]
 pub struct VhostQueue {
     memory: Arc<MappedMemory>,
@@ -104,7 +103,7 @@ impl VhostQueue {
         &self.plan.ring
     }
 
-    /// Everything in flight is made available again, in a ring that is as new.
+    /// Resets the ring and submits all commands in flight again.
     pub(super) fn submit_again(&mut self) {
         self.plan.ring.reset(&self.memory);
         self.plan.ring.disarm(&self.memory);
@@ -254,7 +253,7 @@ impl Queue for VhostQueue {
             ended += 1;
         }
         if ended > 0 {
-            // The event index goes with what was seen.
+            // The event index follows the seen index.
             self.plan.ring.disarm(&self.memory);
         }
         Ok(ended)

@@ -1,9 +1,8 @@
-//! The driver's side of split and packed virtqueues.
+//! The driver's side of split and packed virtqueues (virtio 1.2, sections 2.7 and 2.8).
 //!
-//! Design: virtio 1.2, sections 2.7 and 2.8. A slot of the queue is a descriptor chain's identity: split rings use the
-//! descriptors of the slot's own part of the table, packed rings the slot's number as buffer id. So there is no free
-//! list, and what comes back is checked against what the slot has in flight. The ring is large enough for all slots.
-//! What it does *not* do: know what a chain means, or ring bells.
+//! A slot identifies its chain: it owns a part of a split ring's table, and its number is the
+//! packed buffer id. So there is no free list, and used chains are checked against the slots in
+//! flight. The ring has room for all slots.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -14,14 +13,14 @@ const DESCRIPTOR_BYTES: usize = 16;
 const NEXT: u16 = 1;
 const DEVICE_WRITES: u16 = 2;
 const INDIRECT: u16 = 4;
-/// Of a packed descriptor.
+/// Flags of a packed descriptor.
 const AVAIL: u16 = 1 << 7;
 const USED: u16 = 1 << 15;
-/// Of a packed ring's event suppression: events off, and events at an index.
+/// Event suppression of a packed ring: events off, events at an index.
 const EVENTS_OFF: u16 = 1;
 const EVENTS_AT: u16 = 2;
 
-/// A piece of a chain.
+/// A descriptor of a chain.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ChainPiece {
     pub(super) guest: u64,
@@ -36,18 +35,17 @@ impl ChainPiece {
     }
 }
 
-/// What a ring is made for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     pub(super) depth: u16,
-    /// The longest chain.
+    /// Descriptors of the longest chain.
     pub(super) chain: u16,
     pub(super) indirect: bool,
     pub(super) event_idx: bool,
 }
 
 impl Shape {
-    /// Descriptors that a slot takes in the ring.
+    /// Ring descriptors of a slot.
     fn stride(self) -> u16 {
         if self.indirect { 1 } else { self.chain }
     }
@@ -57,7 +55,6 @@ impl Shape {
     }
 }
 
-/// A ring of either kind.
 #[derive(Debug)]
 pub(super) enum AnyRing {
     Split(Split),
@@ -80,7 +77,7 @@ impl AnyRing {
         }
     }
 
-    /// The three areas: descriptors, the driver's, the device's.
+    /// Offsets of the descriptor, driver and device areas.
     pub(super) fn places(&self) -> [usize; 3] {
         match self {
             Self::Split(ring) => [ring.table, ring.avail, ring.used],
@@ -88,7 +85,8 @@ impl AnyRing {
         }
     }
 
-    /// What SET_VRING_BASE says: where a device goes on that has done all that it has marked as used.
+    /// The value for SET_VRING_BASE: where a device continues that completed everything it marked
+    /// as used.
     pub(super) fn base(&self, memory: &MappedMemory) -> u32 {
         match self {
             Self::Split(ring) => memory.load16(ring.used + 2).into(),
@@ -99,7 +97,7 @@ impl AnyRing {
         }
     }
 
-    /// As new: nothing in flight.
+    /// Empties the ring.
     pub(super) fn reset(&mut self, memory: &MappedMemory) {
         match self {
             Self::Split(ring) => ring.reset(memory),
@@ -107,7 +105,7 @@ impl AnyRing {
         }
     }
 
-    /// Makes a chain available; `table` is the slot's place for an indirect table.
+    /// Adds a chain; `table` is the slot's place for an indirect table.
     pub(super) fn add(
         &mut self,
         memory: &MappedMemory,
@@ -121,7 +119,7 @@ impl AnyRing {
         }
     }
 
-    /// Shows the device what was added. True: it wants to be kicked.
+    /// Publishes the added chains. True: the device wants a kick.
     pub(super) fn publish(&mut self, memory: &MappedMemory) -> bool {
         match self {
             Self::Split(ring) => ring.publish(memory),
@@ -129,7 +127,7 @@ impl AnyRing {
         }
     }
 
-    /// The slot of a chain that has ended.
+    /// The slot of a used chain.
     pub(super) fn pop(&mut self, memory: &MappedMemory) -> Result<Option<u16>, Error> {
         match self {
             Self::Split(ring) => ring.pop(memory),
@@ -137,7 +135,7 @@ impl AnyRing {
         }
     }
 
-    /// Asks for an interrupt at the next chain that ends. False: one has ended already.
+    /// Requests an interrupt at the next used chain. False: one is used already.
     pub(super) fn arm(&mut self, memory: &MappedMemory) -> bool {
         match self {
             Self::Split(ring) => ring.arm(memory),
@@ -145,7 +143,7 @@ impl AnyRing {
         }
     }
 
-    /// Asks for no interrupts.
+    /// Disables interrupts.
     pub(super) fn disarm(&mut self, memory: &MappedMemory) {
         match self {
             Self::Split(ring) => ring.disarm(memory),
@@ -168,7 +166,7 @@ fn put(memory: &MappedMemory, place: usize, part: ChainPiece, last: [u16; 2]) {
     memory.write(place, &descriptor);
 }
 
-/// The one descriptor of an indirect table of so many parts.
+/// The descriptor that points to an indirect table.
 fn table_part(memory: &MappedMemory, table: usize, parts: &[ChainPiece]) -> ChainPiece {
     ChainPiece {
         guest: memory.guest(table),
@@ -184,7 +182,7 @@ pub(super) struct Split {
     table: usize,
     avail: usize,
     used: usize,
-    /// The next available index, and how far it is published.
+    /// The next available index, and the published one.
     next: u16,
     published: u16,
     /// The next used index.
@@ -280,7 +278,7 @@ impl Split {
 
     fn disarm(&mut self, memory: &MappedMemory) {
         memory.store16(self.avail, 1);
-        // An index that is behind, so that no step passes it.
+        // An index in the past, which no step passes.
         self.set_used_event(memory, self.seen.wrapping_sub(1));
     }
 
@@ -298,11 +296,11 @@ pub(super) struct Packed {
     table: usize,
     driver: usize,
     device: usize,
-    /// The next descriptor to make available, and how many were since the last publication.
+    /// The next descriptor to make available, and descriptors added since the last publication.
     next: u16,
     wrap: bool,
     added: u16,
-    /// The next descriptor that will be used.
+    /// The next descriptor to be used.
     seen: u16,
     seen_wrap: bool,
     /// Descriptors of each slot's chain.
@@ -339,7 +337,7 @@ impl Packed {
         let indirect;
         let (parts, extra) = if self.shape.indirect {
             for (i, &part) in parts.iter().enumerate() {
-                // In an indirect table, order says what is next.
+                // An indirect table is in order and needs no NEXT flag.
                 let flags = part.flags(false);
                 put(memory, table + i * DESCRIPTOR_BYTES, part, [slot, flags]);
             }
@@ -355,7 +353,7 @@ impl Packed {
             let flags = part.flags(i + 1 < parts.len()) | extra | turn;
             let place = self.table + usize::from(self.next) * DESCRIPTOR_BYTES;
             if i == 0 {
-                // The first is made available last.
+                // The first descriptor is made available last.
                 first_flags = flags;
                 let mut head = [0; 14];
                 head[..8].copy_from_slice(&part.guest.to_le_bytes());
@@ -458,7 +456,7 @@ mod tests {
         assert!(passes(u16::MAX, 0, u16::MAX));
     }
 
-    /// A device that gives everything back at once, in the order of the packed ring, with chains of two descriptors.
+    /// The device returns everything at once in ring order; chains have two descriptors.
     #[test]
     fn a_packed_ring_wraps() {
         let mut layout = Allotment::default();
