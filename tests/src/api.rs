@@ -1,8 +1,5 @@
-//! A client of the daemon's API that keeps its connection.
-//!
-//! Purpose: thousands of requests as fast as they go, from several threads.
-//! Design: HTTP/1.1 by hand over the daemon's socket; answers have a length.
-//! Not here: what is asked and answered, which is JSON.
+//! A client of the daemon's API with a persistent connection: HTTP/1.1 by hand, to send thousands
+//! of requests quickly.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -12,10 +9,9 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-/// Nothing takes this long unless it hangs.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A connection.
+/// A connection to the API.
 #[derive(Debug)]
 pub struct Api {
     stream: BufReader<UnixStream>,
@@ -23,9 +19,6 @@ pub struct Api {
 
 impl Api {
     /// Connects to a daemon's socket.
-    ///
-    /// # Errors
-    /// If nobody listens.
     pub fn connect(socket: &Path) -> Result<Self> {
         let stream = UnixStream::connect(socket)?;
         stream.set_read_timeout(Some(LIMIT))?;
@@ -34,10 +27,7 @@ impl Api {
         Ok(Self { stream })
     }
 
-    /// Sends a request, with a body that need not be JSON; returns the answer's status and JSON.
-    ///
-    /// # Errors
-    /// If the connection ends, or the answer is not HTTP with JSON.
+    /// Sends a request, also with a body that is not JSON. Returns the status and the JSON answer.
     pub fn call(&mut self, method: &str, path: &str, body: &str) -> Result<(u16, Value)> {
         let request = format!(
             "{method} {path} HTTP/1.1\r\nhost: forebay\r\ncontent-length: {}\r\n\r\n{body}",
@@ -63,10 +53,7 @@ impl Api {
         Ok((status, answer))
     }
 
-    /// The same of a request that must be carried out.
-    ///
-    /// # Errors
-    /// If it is refused, too.
+    /// [`call`](Self::call) that fails unless the request succeeds.
     pub fn must(&mut self, method: &str, path: &str, body: &str) -> Result<Value> {
         let (status, answer) = self.call(method, path, body)?;
         ensure!(status < 300, "{method} {path} {body}: {status} {answer}");

@@ -1,11 +1,9 @@
-//! The commands that README and book show.
+//! The commands that README and book show, for the tests that run them (`docs_commands_run`,
+//! `linux_guest_docs`, `package`).
 //!
-//! Purpose: one reading of the pages for all tests that run what a page shows.
-//! Design: a page is a list of parts in its order; a part is the lines of one block, and where they are typed: on the machine
-//! with the storage (`sh`), on a Linux host (`sh,guest`), where a package is installed (`sh,package`), in a checkout
-//! (`sh,source`). What a page needs and does not show is in comments, `<!-- sh: COMMAND -->` or `<!-- sh,guest: COMMAND -->`.
-//! [`machine`] is a sandbox that has what every page may use, and [`script`] runs lines in it.
-//! Not here: the tests (`docs_commands_run`, `linux_guest_docs`, `package`).
+//! A page is a list of parts, one for each block. A block's tag says where it is typed: `sh`,
+//! `sh,guest`, `sh,package` or `sh,source`. Commands that a page needs but does not show are in
+//! comments: `<!-- sh: COMMAND -->` or `<!-- sh,guest: COMMAND -->`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use crate::daemon::program;
 use crate::sandbox::Sandbox;
 
-/// What every page may use: the program, the packaged configuration, and a daemon that is up.
+/// Available to every page: the program, the packaged configuration, and a running daemon.
 const PRELUDE: &str = r#"
 install -d /etc/forebay
 cp /root/.packaged.toml /etc/forebay/forebay.toml
@@ -31,20 +29,20 @@ set -x
 /// Where a block's commands are typed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
-    /// The machine with the storage.
+    /// The storage node (`sh`).
     Machine,
-    /// A Linux host that uses it, as root.
+    /// A Linux host that uses it, as root (`sh,guest`).
     Host,
-    /// A machine on which the package is installed.
+    /// A node on which the package is installed (`sh,package`).
     Package,
-    /// A checkout.
+    /// A checkout (`sh,source`).
     Source,
 }
 
-/// One block of commands, or a comment with one.
+/// A block of commands, or a comment with one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Part {
-    /// Where.
+    /// Where it is typed.
     pub place: Place,
     /// Its lines.
     pub lines: Vec<String>,
@@ -57,28 +55,25 @@ pub struct Part {
 pub struct Page {
     /// Its file.
     pub path: PathBuf,
-    /// Its commands, in its order.
+    /// Its commands, in order.
     pub parts: Vec<Part>,
 }
 
 impl Page {
-    /// Whether it has commands of that place.
+    /// Whether it has commands for that place.
     #[must_use]
     pub fn has(&self, place: Place) -> bool {
         self.parts.iter().any(|part| part.place == place)
     }
 }
 
-/// The repository's top folder.
+/// The repository's root.
 #[must_use]
 pub fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// README and the book's pages, in the book's order.
-///
-/// # Errors
-/// If one can't be read, or has a block that does not say what it is.
+/// README and the book's pages, in the book's order. A block without a tag is an error.
 pub fn pages() -> Result<Vec<Page>> {
     let book = repository().join("docs/src");
     let summary = fs::read_to_string(book.join("SUMMARY.md"))?;
@@ -98,9 +93,6 @@ pub fn pages() -> Result<Vec<Page>> {
 }
 
 /// The parts of a page's text.
-///
-/// # Errors
-/// If a block or a comment does not end, or a block does not say what it is.
 pub fn parts(text: &str) -> Result<Vec<Part>> {
     const COMMENTS: [(&str, Place); 2] = [
         ("<!-- sh: ", Place::Machine),
@@ -151,10 +143,7 @@ pub fn parts(text: &str) -> Result<Vec<Part>> {
     Ok(parts)
 }
 
-/// The machine with the storage, with the program where the pages say that it is.
-///
-/// # Errors
-/// If there is no sandbox here, or no program.
+/// The storage node: a sandbox with the program where the pages expect it.
 pub fn machine() -> Result<Sandbox> {
     if let Some(missing) = Sandbox::unavailable() {
         bail!("the sandbox needs {missing}");
@@ -162,14 +151,14 @@ pub fn machine() -> Result<Sandbox> {
     let sandbox = Sandbox::new()?;
     let release = sandbox.home().join("target/release");
     fs::create_dir_all(&release)?;
-    // Not a link: what is below /tmp outside is not seen in the sandbox.
+    // Not a link: the sandbox does not see the outer /tmp.
     fs::copy(program(), release.join("forebay"))?;
     let packaged = repository().join("packaging/forebay.toml");
     fs::copy(packaged, sandbox.home().join(".packaged.toml"))?;
     Ok(sandbox)
 }
 
-/// A script for [`machine`] of these lines.
+/// A script of these lines for [`machine`].
 #[must_use]
 pub fn script(lines: &[String]) -> String {
     format!("{PRELUDE}{}\n", lines.join("\n"))

@@ -1,14 +1,9 @@
-//! A running `forebay`, as a person would run it.
+//! A running `forebay` with its own folder and a free loopback port.
 //!
-//! Purpose: [`Daemon::start`] runs `forebay serve` with its own folder and a free loopback port;
-//! [`Daemon::create_pool`] gives it a pool, and with it an engine. Tests use the command line through
-//! [`Daemon::cli`], and kill either process whenever they like.
-//! Design: the program is the one that `FOREBAY_BIN` names, or the debug build. All its files are in
-//! one folder below the target folder, or where the test wants it, on a real filesystem (pools need
-//! direct I/O and hole punching).
-//! Dropping a [`Daemon`] ends daemon and engines; an engine that outlived its daemon is found by the
-//! folder on its command line, and killed by pid. If the test failed, their logs are shown.
-//! Not here: what the answers mean; they are JSON values.
+//! `FOREBAY_BIN` names the program; the default is the debug build. The folder is on a real
+//! filesystem, because pools need direct I/O and hole punching. Dropping a [`Daemon`] kills daemon
+//! and engines by pid; an engine is found by the folder on its command line. A failed test shows
+//! their logs.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -31,45 +26,45 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 const CLI_LIMIT: Duration = Duration::from_secs(120);
 const STATUS_LIMIT: Duration = Duration::from_secs(60);
-/// How much of a log an error shows.
+/// Bytes of a log that an error shows.
 const LOG_TAIL_BYTES: usize = 4000;
 
 const CONFIG: &str = "forebay.toml";
 const SOCKET: &str = "api.sock";
-/// What it writes, by its configuration's defaults.
+/// Logs, with the configuration's defaults.
 const LOGS: [&str; 3] = [
     "daemon.log",
     "var/state/log/forebay.log",
     "var/state/log/engine.log",
 ];
 
-/// How to start a daemon.
+/// Options of a daemon.
 #[derive(Debug, Clone, Default)]
 pub struct DaemonOptions {
-    /// Whether its pool's UUID names it in NQNs; otherwise its name there is `test`.
+    /// Whether NQNs contain the pool's UUID; otherwise they contain `test`.
     pub is_nameless: bool,
-    /// More tables for its configuration file; `[listen]` is there already.
+    /// More tables for its configuration file, which already has `[listen]`.
     pub config: String,
-    /// How many ports it has besides the first.
+    /// Number of ports besides the first.
     pub more_ports: usize,
-    /// Where its folder is made; `None`: below the target folder.
+    /// Parent of its folder; `None`: below the target folder.
     pub folder_parent: Option<PathBuf>,
-    /// More environment for it, and with it for its engines.
+    /// More environment for the daemon and its engines.
     pub environment: Vec<(String, String)>,
     /// More arguments for `forebay serve`.
     pub arguments: Vec<String>,
-    /// What starts it, if not the test itself: a program that becomes what its last arguments name.
+    /// A program that executes its last arguments, and so starts the daemon.
     pub starter: Vec<String>,
 }
 
-/// Who runs.
+/// The running processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Processes {
-    /// The daemon.
+    /// The daemon's pid.
     pub daemon: u32,
-    /// Its engine.
+    /// The engine's pid.
     pub engine: u32,
-    /// Which engine it is, counted from the first on this pool.
+    /// The engine's generation, counted from the pool's first.
     pub generation: u64,
 }
 
@@ -86,17 +81,15 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts one that has no pool yet, unless its configuration makes one, and waits until it is ready.
-    ///
-    /// # Errors
-    /// If the program is missing, ends at once, or is not ready within a minute.
+    /// Starts a daemon and waits until it is ready. It has a pool only if the configuration creates
+    /// one.
     pub fn start(options: &DaemonOptions) -> Result<Self> {
         let parent = match &options.folder_parent {
             Some(parent) => parent.clone(),
             None => target_folder().join("tmp"),
         };
         std::fs::create_dir_all(&parent)?;
-        // The folder is searched for on command lines, so its path must be the plain one.
+        // Command lines are searched for this path, so it must be canonical.
         let parent = parent.canonicalize()?;
         let folder = tempfile::Builder::new().prefix("fb-").tempdir_in(parent)?;
         let ports = free_ports(1 + options.more_ports)?;
@@ -126,10 +119,7 @@ impl Daemon {
         Ok(daemon)
     }
 
-    /// Starts the daemon again after it has ended; its engine may still be there.
-    ///
-    /// # Errors
-    /// As [`start`](Self::start).
+    /// Starts the daemon again after its end; its engine may still run.
     pub fn start_again(&mut self) -> Result<()> {
         if self.child.try_wait()?.is_none() {
             bail!("the daemon still runs");
@@ -138,10 +128,7 @@ impl Daemon {
         self.wait_ready()
     }
 
-    /// Starts the daemon again after it has ended, and does not wait until it is ready.
-    ///
-    /// # Errors
-    /// If it still runs, or the program is missing.
+    /// [`start_again`](Self::start_again) without waiting until it is ready.
     pub fn begin_again(&mut self) -> Result<()> {
         if self.child.try_wait()?.is_none() {
             bail!("the daemon still runs");
@@ -150,10 +137,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Makes a pool, of files that need not exist, and waits until an engine runs.
-    ///
-    /// # Errors
-    /// If either fails.
+    /// Creates a pool, and its files if missing, and waits until an engine runs.
     pub fn create_pool(&self, args: &[&str]) -> Result<Processes> {
         let mut command = vec!["pool", "create", "--create"];
         command.extend(args);
@@ -161,7 +145,7 @@ impl Daemon {
         self.wait_engine_after(0, START_LIMIT)
     }
 
-    /// Where it keeps everything; the test's own files may be there too.
+    /// Its folder, which may also hold the test's files.
     #[must_use]
     pub fn folder(&self) -> &Path {
         self.folder.path()
@@ -179,10 +163,7 @@ impl Daemon {
         &self.ports
     }
 
-    /// Runs `forebay --json ARGS...` and returns what it answers.
-    ///
-    /// # Errors
-    /// If it fails; the error has what it said.
+    /// Runs `forebay --json ARGS...` and returns its answer.
     pub fn cli(&self, args: &[&str]) -> Result<Value> {
         let mut command = self.cli_command(args);
         let said =
@@ -196,10 +177,7 @@ impl Daemon {
         })
     }
 
-    /// Runs `forebay ARGS...` and returns what people are told.
-    ///
-    /// # Errors
-    /// If it fails, or has not ended in time.
+    /// Runs `forebay ARGS...` and returns its text.
     pub fn cli_text(&self, args: &[&str]) -> Result<String> {
         let mut command = Command::new(program());
         command.arg("--socket").arg(self.socket()).args(args);
@@ -208,7 +186,7 @@ impl Daemon {
         Ok(String::from_utf8(said)?)
     }
 
-    /// The command `forebay --json ARGS...`, to be run in another way.
+    /// The command `forebay --json ARGS...`.
     #[must_use]
     pub fn cli_command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(program());
@@ -220,26 +198,17 @@ impl Daemon {
         command
     }
 
-    /// What `GET /v1/status` answers.
-    ///
-    /// # Errors
-    /// If the daemon does not answer.
+    /// The answer of `GET /v1/status`.
     pub fn status(&self) -> Result<Value> {
         get(&self.socket(), "/v1/status")
     }
 
-    /// Who runs now.
-    ///
-    /// # Errors
-    /// If the daemon does not answer, or has no engine.
+    /// The processes that run now; without an engine, an error.
     pub fn processes(&self) -> Result<Processes> {
         processes(&self.status()?).context("no engine runs")
     }
 
-    /// The number of the engine that runs, among those that its daemon started.
-    ///
-    /// # Errors
-    /// If none runs.
+    /// The running engine's number among those that this daemon started.
     pub fn engine_number(&self) -> Result<usize> {
         let engine = self.processes()?.engine;
         let environment = std::fs::read(format!("/proc/{engine}/environ"))?;
@@ -252,9 +221,6 @@ impl Daemon {
     }
 
     /// Waits until an engine runs whose generation is above `generation`.
-    ///
-    /// # Errors
-    /// If there is none within `limit`.
     pub fn wait_engine_after(&self, generation: u64, limit: Duration) -> Result<Processes> {
         wait::until("a new engine", limit, || {
             let now = processes(&self.status()?);
@@ -263,10 +229,7 @@ impl Daemon {
         .map_err(|error| self.with_logs(error))
     }
 
-    /// `kill -9` of the daemon; its engine goes on.
-    ///
-    /// # Errors
-    /// If it has ended already.
+    /// `kill -9` of the daemon; its engine continues.
     pub fn kill_daemon(&mut self) -> Result<()> {
         if let Some(status) = self.child.try_wait()? {
             bail!("the daemon has ended already: {status}");
@@ -276,16 +239,14 @@ impl Daemon {
         Ok(())
     }
 
-    /// `kill -9` of a daemon that can't end yet, and another one beside it. The caller waits for the end of the first.
-    ///
-    /// # Errors
-    /// If it has ended already, or the other one is not ready within a minute.
+    /// `kill -9` of a daemon that can't end yet, and a new one beside it. The caller waits for the
+    /// first one's end.
     pub fn replace_hanging_daemon(&mut self) -> Result<Child> {
         if let Some(status) = self.child.try_wait()? {
             bail!("the daemon has ended already: {status}");
         }
         self.child.kill()?;
-        // The killed one still listens there, and would never answer.
+        // The killed daemon still listens there, but never answers.
         std::fs::remove_file(self.socket())?;
         let next = self.spawn()?;
         let killed = std::mem::replace(&mut self.child, next);
@@ -293,64 +254,45 @@ impl Daemon {
     }
 
     /// Whether the daemon has died by itself.
-    ///
-    /// # Errors
-    /// If the kernel does not say.
     pub fn has_died(&mut self) -> Result<bool> {
         Ok(self.child.try_wait()?.is_some())
     }
 
     /// Waits until the daemon has died by itself.
-    ///
-    /// # Errors
-    /// If it lives on for a minute.
     pub fn wait_daemon_death(&mut self) -> Result<()> {
         wait::until("the daemon's death", STOP_LIMIT, || {
             Ok(self.child.try_wait()?.map(|_| ()))
         })
     }
 
-    /// Waits for the daemon's end; says how it ended.
-    ///
-    /// # Errors
-    /// If it lives on for a minute.
+    /// Waits for the daemon's end.
     pub fn wait_exit(&mut self) -> Result<ExitStatus> {
         process::wait(&mut self.child, STOP_LIMIT).map_err(|error| self.with_logs(error))
     }
 
-    /// `kill -9` of the engine; returns who it was.
-    ///
-    /// # Errors
-    /// If none runs.
+    /// `kill -9` of the engine; returns the processes before.
     pub fn kill_engine(&self) -> Result<Processes> {
         let processes = self.processes()?;
         kill(processes.engine, Signal::KILL)?;
         Ok(processes)
     }
 
-    /// `kill -9` of the daemon and of every engine of its, whoever is still there.
-    ///
-    /// # Errors
-    /// If one of them can't be killed.
+    /// `kill -9` of the daemon and all its engines.
     pub fn kill_all(&mut self) -> Result<()> {
-        // The engine first or last, as a power cut would: the order is no order.
         let _ = self.child.kill();
         self.child.wait()?;
         wait::until("everybody is gone", STOP_LIMIT, || {
             let left = self.left_behind();
             for pid in &left {
-                // It may have ended by itself meanwhile.
+                // It may have ended meanwhile.
                 let _ = kill(*pid, Signal::KILL);
             }
             Ok(left.is_empty().then_some(()))
         })
     }
 
-    /// What a power cut does: kills everybody, has the devices (`volatile:` ones, by path) lose what they lose with this
-    /// seed, and removes what is in memory only.
-    ///
-    /// # Errors
-    /// If that can't be done.
+    /// A power cut: kills all processes, removes files in memory, and lets the devices (`volatile:`
+    /// ones, by path) lose data as `seed` decides.
     pub fn power_cut(&mut self, devices: &[PathBuf], seed: u64) -> Result<Vec<Cut>> {
         self.kill_all()?;
         let run = self.folder.path().join("var/run");
@@ -365,12 +307,9 @@ impl Daemon {
         .collect()
     }
 
-    /// The pool's own check must find nothing.
-    ///
-    /// # Errors
-    /// If it finds something.
+    /// Fails if `pool check` finds anything.
     pub fn pool_check(&self) -> Result<()> {
-        // What it found is the answer, whatever the exit code.
+        // The answer lists its findings, whatever the exit code.
         let output = self.cli_command(&["pool", "check"]).output()?;
         let found = String::from_utf8_lossy(&output.stdout);
         let is_clean = serde_json::from_str::<Value>(&found).is_ok_and(|f| f["clean"] == true);
@@ -383,10 +322,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// SIGTERM to a daemon that leaves its engine running, and waits for its end.
-    ///
-    /// # Errors
-    /// If it does not end, or ends badly.
+    /// SIGTERM to a daemon that leaves its engine running; waits for its end.
     pub fn leave_engine(&mut self) -> Result<()> {
         kill(self.child.id(), Signal::TERM)?;
         let status = process::wait(&mut self.child, STOP_LIMIT)
@@ -398,10 +334,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Ends daemon and engine in good order.
-    ///
-    /// # Errors
-    /// If the daemon does not end, ends badly, or leaves an engine behind.
+    /// Stops daemon and engine with SIGTERM. An engine left behind is an error.
     pub fn stop(&mut self) -> Result<()> {
         kill(self.child.id(), Signal::TERM)?;
         let status: ExitStatus = process::wait(&mut self.child, STOP_LIMIT)
@@ -417,10 +350,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Asks daemon and engine to end in good order, and waits for the daemon's end.
-    ///
-    /// # Errors
-    /// If it refuses, does not end, or ends badly.
+    /// `forebay shutdown` of daemon and engine; waits for the daemon's end.
     pub fn shut_down(&mut self) -> Result<()> {
         self.cli(&["shutdown"])?;
         let status = process::wait(&mut self.child, STOP_LIMIT)?;
@@ -430,7 +360,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Where its API listens.
+    /// Its API's socket.
     #[must_use]
     pub fn socket(&self) -> PathBuf {
         self.folder.path().join(SOCKET)
@@ -441,16 +371,13 @@ impl Daemon {
         spawn(folder, environment, &self.arguments, &self.starter)
     }
 
-    /// Where its configuration is.
+    /// Its configuration file.
     #[must_use]
     pub fn config_path(&self) -> PathBuf {
         self.folder.path().join(CONFIG)
     }
 
-    /// Waits until `status` warns as wanted.
-    ///
-    /// # Errors
-    /// If it does not within a minute.
+    /// Waits until `status` has the wanted warnings.
     pub fn wait_warnings(&self, wanted: impl Fn(&str) -> bool) -> Result<()> {
         wait::until("other warnings", STOP_LIMIT, || {
             let warnings = self.status()?["warnings"].to_string();
@@ -469,14 +396,14 @@ impl Daemon {
             let Ok(status) = get(&socket, "/v1/status") else {
                 return Ok(None);
             };
-            // Without a pool there is nothing for an engine to do.
+            // Without a pool there is no engine.
             let is_ready = status["pool"].is_null() || status["engine_state"] == "running";
             Ok(is_ready.then_some(()))
         });
         ready.map_err(|error| self.with_logs(error))
     }
 
-    /// Processes, other than the daemon, that have our folder on their command line.
+    /// Other processes with our folder on their command line.
     fn left_behind(&self) -> Vec<u32> {
         let folder = self.folder.path().as_os_str().as_encoded_bytes();
         let Ok(entries) = std::fs::read_dir("/proc") else {
@@ -492,7 +419,7 @@ impl Daemon {
             .collect()
     }
 
-    /// The error with what daemon and engines said last.
+    /// Adds the ends of all logs to an error.
     #[must_use]
     pub fn with_logs(&self, error: anyhow::Error) -> anyhow::Error {
         error.context(self.logs())
@@ -528,7 +455,7 @@ impl Drop for Daemon {
     }
 }
 
-/// Where cargo builds.
+/// Cargo's target folder.
 #[must_use]
 pub fn target_folder() -> PathBuf {
     let repository = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
@@ -538,7 +465,7 @@ pub fn target_folder() -> PathBuf {
     }
 }
 
-/// The program: the one that `FOREBAY_BIN` names, or the debug build.
+/// The program: `FOREBAY_BIN`, or the debug build.
 #[must_use]
 pub fn program() -> PathBuf {
     match std::env::var_os("FOREBAY_BIN") {
@@ -590,7 +517,6 @@ fn processes(status: &Value) -> Option<Processes> {
     .filter(|_| status["engine_state"] == "running")
 }
 
-/// One HTTP request over a Unix socket, its answer as JSON.
 fn get(socket: &Path, path: &str) -> Result<Value> {
     let mut stream = UnixStream::connect(socket)?;
     stream.set_read_timeout(Some(STATUS_LIMIT))?;

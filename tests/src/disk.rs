@@ -1,30 +1,21 @@
-//! Block devices over files: second names of a disk, disks with larger blocks.
-//!
-//! Purpose: [`LoopDevice`] is one as long as it lives.
-//! Not here: what is on it.
+//! Loop devices: second names of a disk, or disks with larger blocks.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
 
-/// A loop device.
+/// A loop device, removed when dropped.
 #[derive(Debug)]
 pub struct LoopDevice(PathBuf);
 
 impl LoopDevice {
-    /// One over a file.
-    ///
-    /// # Errors
-    /// If there is none.
+    /// A loop device over a file.
     pub fn over(file: &Path) -> Result<Self> {
         Self::with(file, &[])
     }
 
-    /// One with blocks of so many bytes.
-    ///
-    /// # Errors
-    /// If there is none.
+    /// A loop device with blocks of this size.
     pub fn with_blocks(file: &Path, block_bytes: u32) -> Result<Self> {
         Self::with(file, &["--sector-size", &block_bytes.to_string()])
     }
@@ -46,13 +37,13 @@ impl LoopDevice {
         )))
     }
 
-    /// Where it is.
+    /// Its path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// As a device is named.
+    /// Its device specification for `forebay`.
     #[must_use]
     pub fn spec(&self) -> String {
         self.0.display().to_string()

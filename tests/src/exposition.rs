@@ -1,10 +1,8 @@
-//! Prometheus' text format, read strictly.
+//! A strict reader of Prometheus' text format, version 0.0.4.
 //!
-//! Purpose: what our metrics say, for tests, and that they say it as the format demands.
-//! Design: version 0.0.4, with what is customary made a rule: each family has help and a type before its
-//! samples, which stand together; no sample twice; histograms are whole, their counts rise with their
-//! bounds, and the last bound is infinite.
-//! Not here: timestamps, exemplars, summaries: we write none.
+//! Some conventions are rules here. Each family has help and type before its samples, which stand
+//! together. No sample appears twice. A histogram's counts rise with its bounds, and the last bound
+//! is infinite. Timestamps, exemplars and summaries are not supported, because we write none.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
@@ -15,20 +13,17 @@ use anyhow::{Context, Result, bail, ensure};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What a text says.
+/// Metrics of one text.
 #[derive(Debug, Default)]
 pub struct Metrics {
     /// The type of each family.
     pub kinds: BTreeMap<String, String>,
-    /// Each sample, by its name and labels as they are written.
+    /// Each sample, by its name and labels as written.
     pub samples: BTreeMap<String, f64>,
 }
 
 impl Metrics {
     /// The value of a sample, e.g. `forebay_engine_up` or `x_total{op="read"}`.
-    ///
-    /// # Errors
-    /// If there is none.
     pub fn get(&self, sample: &str) -> Result<f64> {
         let value = self.samples.get(sample);
         value
@@ -36,7 +31,7 @@ impl Metrics {
             .with_context(|| format!("no sample {sample}"))
     }
 
-    /// The samples that must not fall: counters, and the parts of histograms.
+    /// Samples that must not fall: counters, and the parts of histograms.
     pub fn rising(&self) -> impl Iterator<Item = (&str, f64)> {
         self.samples.iter().filter_map(|(sample, value)| {
             let name = sample.split('{').next().unwrap_or_default();
@@ -61,10 +56,7 @@ fn is_name(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(good) && !text.as_bytes()[0].is_ascii_digit()
 }
 
-/// Reads a text.
-///
-/// # Errors
-/// If anything in it is not as it should be, with the line.
+/// Parses a text; an error names the line.
 pub fn read(text: &str) -> Result<Metrics> {
     ensure!(text.ends_with('\n'), "the last line has no end");
     let mut metrics = Metrics::default();
@@ -131,7 +123,6 @@ pub fn read(text: &str) -> Result<Metrics> {
     Ok(metrics)
 }
 
-/// A sample's name and labels.
 fn labels(sample: &str) -> Result<(String, BTreeMap<String, String>)> {
     let mut labels = BTreeMap::new();
     let (name, rest) = match sample.split_once('{') {
@@ -168,10 +159,7 @@ fn labels(sample: &str) -> Result<(String, BTreeMap<String, String>)> {
     Ok((name.to_owned(), labels))
 }
 
-/// What a daemon's listener for metrics says.
-///
-/// # Errors
-/// If it says nothing, or nothing that is well formed.
+/// The metrics of a daemon's listener.
 pub fn scrape(port: u16) -> Result<Metrics> {
     let (head, body) = get(port, "/metrics")?;
     ensure!(head.starts_with("HTTP/1.1 200 "), "{head}");
@@ -179,10 +167,7 @@ pub fn scrape(port: u16) -> Result<Metrics> {
     read(&body)
 }
 
-/// An answer's head and its body.
-///
-/// # Errors
-/// If there is none.
+/// An answer's head and body.
 pub fn get(port: u16, path: &str) -> Result<(String, String)> {
     let mut stream = TcpStream::connect(("127.0.0.1", port))?;
     stream.set_read_timeout(Some(LIMIT))?;

@@ -1,11 +1,11 @@
-//! A file whose reads and writes a test holds for as long as it likes, also after their process has died.
+//! A file whose reads and writes a test delays, even beyond the death of the process that issued
+//! them.
 //!
-//! Purpose: the kernel's own late I/O: what a killed engine had in flight reaches the file, and its memory, when the
-//! test says so, and until then the engine's locks stay.
-//! Design: a FUSE file server in the test process, with one file; the raw protocol over `/dev/fuse`, no library. What
-//! is not held is served at once from a sparse file beside it. Needs root. The numbers are those of `linux/fuse.h`,
-//! version 7.31.
-//! Not here: anything a filesystem may otherwise do; and the test itself must not touch the mounted file.
+//! This imitates late I/O of the kernel. A killed engine's requests reach the file and memory when
+//! the test says so, and until then the engine's locks stay. It is a FUSE server in the test
+//! process that speaks the protocol of `linux/fuse.h`, version 7.31. Other requests are served at
+//! once from a sparse backing file. It needs root, and the test itself must not touch the mounted
+//! file.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -23,7 +23,6 @@ use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
 
 use crate::wait;
 
-/// The largest request.
 const LARGEST_BYTES: usize = 1 << 20;
 const LIMIT: Duration = Duration::from_secs(60);
 const IN_HEADER_BYTES: usize = 40;
@@ -49,14 +48,14 @@ mod opcode {
     pub(super) const FALLOCATE: u32 = 43;
 }
 
-/// What is held.
+/// A delayed request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HeldIo {
-    /// A write, or else a read.
+    /// Whether it is a write; else it is a read.
     pub is_write: bool,
-    /// Where.
+    /// Its offset.
     pub offset_bytes: u64,
-    /// How much.
+    /// Its length.
     pub len_bytes: u32,
 }
 
@@ -82,7 +81,7 @@ struct Server {
     state: Mutex<State>,
 }
 
-/// The file. Dropping it lets everything go and unmounts.
+/// The file. Dropping it releases all requests and unmounts.
 #[derive(Debug)]
 pub struct Hold {
     server: Arc<Server>,
@@ -92,9 +91,6 @@ pub struct Hold {
 
 impl Hold {
     /// Makes the file below `folder`.
-    ///
-    /// # Errors
-    /// If FUSE can't be used here.
     pub fn new(folder: &Path, size_bytes: u64) -> Result<Self> {
         let (mounted, backing) = (folder.join("hold"), folder.join("hold.backing"));
         std::fs::create_dir_all(&mounted)?;
@@ -107,19 +103,13 @@ impl Hold {
         })
     }
 
-    /// The file system dies: what has the file open gets errors from now on.
-    ///
-    /// # Errors
-    /// If it can't be unmounted.
+    /// Ends the file system: open files get errors from now on.
     pub fn die(&self) -> Result<()> {
         let how = UnmountFlags::FORCE | UnmountFlags::DETACH;
         unmount(&self.mounted, how).context("unmounting FUSE")
     }
 
-    /// It is mounted again, with the file as it was.
-    ///
-    /// # Errors
-    /// If FUSE can't be used here.
+    /// Mounts the file again, with its content.
     pub fn come_back(&mut self) -> Result<()> {
         self.server = serve_at(&self.mounted, &self.backing)?;
         Ok(())
@@ -131,33 +121,30 @@ impl Hold {
         self.mounted.join("disk")
     }
 
-    /// What the file holds now, as a plain file that may be read at any time.
+    /// The backing file, which may be read at any time.
     #[must_use]
     pub fn backing(&self) -> &Path {
         &self.backing
     }
 
-    /// From now on reads that overlap this range are held.
+    /// Delays reads that overlap this range from now on.
     pub fn hold_reads(&self, range: Range<u64>) {
         self.server.state().reads = Some(range);
     }
 
-    /// From now on writes that overlap this range are held.
+    /// Delays writes that overlap this range from now on.
     pub fn hold_writes(&self, range: Range<u64>) {
         self.server.state().writes = Some(range);
     }
 
-    /// What is held, oldest first.
+    /// Delayed requests, oldest first.
     #[must_use]
     pub fn held(&self) -> Vec<HeldIo> {
         let state = self.server.state();
         state.waiting.iter().map(|waiting| waiting.io).collect()
     }
 
-    /// Waits until at least so many are held.
-    ///
-    /// # Errors
-    /// If that takes more than a minute.
+    /// Waits for at least `count` delayed requests.
     pub fn wait_held(&self, count: usize) -> Result<Vec<HeldIo>> {
         wait::until("reads or writes are held", LIMIT, || {
             let held = self.held();
@@ -165,7 +152,7 @@ impl Hold {
         })
     }
 
-    /// Carries out the reads that are held, oldest first, and holds no more of them.
+    /// Executes delayed reads, oldest first, and delays no more reads.
     pub fn release_reads(&self) {
         let mut state = self.server.state();
         state.reads = None;
@@ -177,7 +164,7 @@ impl Hold {
         }
     }
 
-    /// Carries out what is held, oldest first, and holds nothing more.
+    /// Executes all delayed requests, oldest first, and delays none from now on.
     pub fn release(&self) {
         let mut state = self.server.state();
         (state.reads, state.writes) = (None, None);
@@ -187,7 +174,6 @@ impl Hold {
     }
 }
 
-/// Mounts a file system with the backing file in it, and serves it.
 fn serve_at(mounted: &Path, backing: &Path) -> Result<Arc<Server>> {
     let device = File::options()
         .read(true)
@@ -251,7 +237,7 @@ impl Server {
             opcode::INIT => self.reply(unique, &init_out()),
             opcode::LOOKUP if node == ROOT_NODE && body == FILE_NAME => {
                 let mut out = Out::default();
-                // Node, generation, how long name and attributes are valid (s, then ns).
+                // Node, generation, validity of name and attributes (s, then ns).
                 out.u64(FILE_NODE).u64(0).u64(3600).u64(3600).u32(0).u32(0);
                 self.reply(unique, &self.attributes(out, FILE_NODE).0);
             }
@@ -262,7 +248,7 @@ impl Server {
             }
             opcode::OPEN if node == FILE_NODE => {
                 let mut out = Out::default();
-                // Past the page cache, and writes side by side (FOPEN_DIRECT_IO, FOPEN_PARALLEL_DIRECT_WRITES).
+                // FOPEN_DIRECT_IO and FOPEN_PARALLEL_DIRECT_WRITES: no page cache, parallel writes.
                 out.u64(1).u32(1 | 1 << 6).u32(0);
                 self.reply(unique, &out.0);
             }
@@ -364,7 +350,7 @@ impl Server {
             .u32(error.cast_unsigned())
             .u64(unique);
         out.0.extend_from_slice(body);
-        // Who asked may be gone, which is what this is for.
+        // The process that asked may be dead.
         let _ = (&self.device).write(&out.0);
     }
 }
@@ -373,16 +359,16 @@ fn init_out() -> Vec<u8> {
     // FUSE_ASYNC_READ, FUSE_BIG_WRITES, FUSE_ASYNC_DIO, FUSE_MAX_PAGES.
     let flags = 1 | 1 << 5 | 1 << 15 | 1 << 22;
     let mut out = Out::default();
-    // Version, read-ahead, flags; background requests and when they congest, as two halves of a word.
+    // Version, read-ahead, flags; then the background limit and congestion threshold in one word.
     out.u32(7).u32(31).u32(0).u32(flags).u32(1024 | 1000 << 16);
-    // Longest write, granularity of time, longest request in pages.
+    // Longest write, time granularity, longest request in pages.
     out.u32(LARGEST_BYTES as u32).u32(1);
     out.u32((LARGEST_BYTES / 4096) as u32);
     out.0.resize(64, 0);
     out.0
 }
 
-/// Words in the machine's own order.
+/// Words in native byte order.
 #[derive(Default)]
 struct Out(Vec<u8>);
 
@@ -406,10 +392,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
-/// Where in a file (with holes) this block stands, at multiples of its length.
-///
-/// # Errors
-/// If the file can't be read, or it stands nowhere or twice.
+/// The only offset of this block in a sparse file, at multiples of its length.
 pub fn find_block(file: &Path, block: &[u8]) -> Result<u64> {
     let file = File::open(file)?;
     let size = file.metadata()?.len();

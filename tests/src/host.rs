@@ -1,10 +1,9 @@
-//! A host that does everything a host may do to a volume, at random, and remembers it.
+//! A host that issues every kind of command at random and remembers the results in a [`Shadow`].
 //!
-//! Purpose: load that makes every path of the owner protocol run: first writes, overwrites, FUA, flushes, zeroing,
-//! deallocation small and large, reads that are judged at once; as much as the target takes, or at a rate.
-//! Design: one queue, commands from a seeded sequence, a [`Shadow`] that says what may be there. A lost connection
-//! ends the load; the host goes on after the target is back, when [`Host::verify`] has read everything.
-//! Not here: retries of what a lost connection took; it may have happened or not.
+//! The load exercises the whole owner protocol: first writes, overwrites, FUA, flushes, zeroing,
+//! deallocation, and reads that are judged at once. It uses one queue, a seeded sequence, and
+//! optionally a rate. A lost connection ends the load; its commands are not retried. After the
+//! target is back, [`Host::verify`] must read everything before the next load.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -18,24 +17,22 @@ use forebay_initiator::{Done, Error, IoOp, IoQueue, Options, Session, Wait, dsm_
 use crate::shadow::{Change, Cover, Promise, Shadow};
 use crate::wait;
 
-/// The name that our hosts have.
+/// The hosts' NQN.
 pub const HOST_NQN: &str = "nqn.2026-01.test:host";
-/// Nothing takes this long unless it hangs.
 const LIMIT: Duration = Duration::from_secs(60);
 const DEPTH: usize = 16;
-/// The longest write or read, and the longest deallocation, in bytes.
 const LONGEST_BYTES: u64 = 128 << 10;
 const LONGEST_HOLE_BYTES: u64 = 1 << 20;
 const NO_SPACE: (u8, u8) = (0, 0x81);
-/// A host tolerates statuses that say: later.
+/// [`Host::tolerates`]: statuses that ask for a retry.
 pub const LATER: u8 = 1;
-/// A host tolerates that a device fails.
+/// [`Host::tolerates`]: errors of a failing device.
 pub const DEVICE: u8 = 2;
 /// The status code type "media and data integrity errors".
 const MEDIA: u8 = 2;
 const POLL: Duration = Duration::from_millis(20);
 
-/// Random numbers, the same for the same seed.
+/// Reproducible random numbers from a seed.
 #[derive(Debug, Clone)]
 pub struct Dice(pub u64);
 
@@ -50,20 +47,20 @@ impl Dice {
     }
 }
 
-/// How often it does what, and how fast.
+/// The mix and the rate of commands.
 #[derive(Debug, Clone, Copy)]
 pub struct Habits {
-    /// Of a hundred commands so many are reads...
+    /// Percentage of reads.
     pub reads: u64,
-    /// ... so many deallocations or zeroings ...
+    /// Percentage of deallocations or zeroings.
     pub holes: u64,
-    /// ... and so many flushes; the others are writes.
+    /// Percentage of flushes; the rest are writes.
     pub flushes: u64,
-    /// Of a hundred writes so many are FUA.
+    /// Percentage of FUA among writes.
     pub fua: u64,
-    /// The longest write or read.
+    /// Longest write or read.
     pub longest_bytes: u64,
-    /// Commands per second, evenly, as long as the queue takes them; `None`: as many as it takes.
+    /// Commands per second, evenly spread; `None`: no limit.
     pub per_second: Option<u32>,
 }
 
@@ -80,24 +77,25 @@ impl Default for Habits {
     }
 }
 
-/// How a load ended.
+/// Result of a load.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Load {
-    /// Commands that ended well.
+    /// Successful commands.
     pub commands: u64,
-    /// Of them, flushes.
+    /// Flushes among them.
     pub flushes: u64,
-    /// Commands that ended with a status that says: later.
+    /// Commands whose status asks for a retry.
     pub interrupted: u64,
-    /// Writes that were refused for want of space.
+    /// Writes that failed for lack of space.
     pub no_space: u64,
-    /// Commands that a failing device ended, where that is allowed.
+    /// Tolerated device errors.
     pub device_errors: u64,
     /// Whether the connection was lost.
     pub lost: bool,
 }
 
-/// Whether a write ended with Capacity Exceeded (NVMe Base 2.1, figure "Generic Command Status Values").
+/// Whether a write ended with Capacity Exceeded (NVMe Base 2.1, figure "Generic Command Status
+/// Values").
 #[must_use]
 pub fn is_no_space(written: &Result<()>) -> bool {
     let error = written
@@ -118,25 +116,25 @@ enum Running {
 /// A host with its volume.
 #[derive(Debug)]
 pub struct Host {
-    /// Where the target listens.
+    /// The target's address.
     pub address: SocketAddr,
     nqn: String,
     block_bytes: u32,
-    /// What it does.
+    /// Its mix of commands.
     pub habits: Habits,
-    /// What it remembers.
+    /// Its memory of the volume.
     pub shadow: Shadow,
-    /// When its commands ended, if they come at a rate.
+    /// Completion times, if the load has a rate.
     pub ends: Vec<Instant>,
-    /// Which bad ends are counted, not fatal: [`LATER`], [`DEVICE`].
+    /// Errors that are counted and not fatal: [`LATER`], [`DEVICE`].
     pub tolerates: Arc<AtomicU8>,
-    /// Set: it cuts its connection with whatever is in flight, once.
+    /// Set to cut the connection once, with commands in flight.
     pub cut: Arc<AtomicBool>,
     dice: Dice,
 }
 
 impl Host {
-    /// The host of a new volume `tenant/name`. `number` is the volume's own for ever.
+    /// The host of a new volume `tenant/name`. `number` is unique to the volume for ever.
     #[must_use]
     pub fn new(
         address: SocketAddr,
@@ -159,10 +157,7 @@ impl Host {
         }
     }
 
-    /// Connects.
-    ///
-    /// # Errors
-    /// If that is not possible.
+    /// Connects to the volume.
     pub fn connect(&self) -> Result<(Session, IoQueue)> {
         let options = Options {
             io_queues: 1,
@@ -181,10 +176,7 @@ impl Host {
         Ok((session, queue))
     }
 
-    /// Connects as soon as that is possible.
-    ///
-    /// # Errors
-    /// If it takes more than a minute.
+    /// Connects as soon as possible.
     pub fn connect_soon(&self) -> Result<(Session, IoQueue)> {
         let mut last = None;
         let connected = wait::until("a connection", LIMIT, || {
@@ -193,15 +185,12 @@ impl Host {
         connected.with_context(|| format!("{}: {last:?}", self.nqn))
     }
 
-    /// Loads the volume until `go_on` (asked with the commands that ended) says no, and everything has ended, or the
-    /// connection is lost.
-    ///
-    /// # Errors
-    /// If it can't connect, reads what must not be there, or a command fails that must not.
+    /// Loads the volume until `go_on` returns false or the connection is lost, then waits for
+    /// completions. `go_on` gets the number of completed commands.
     pub fn load(&mut self, mut go_on: impl FnMut(u64) -> bool) -> Result<Load> {
         let (session, mut queue) = match self.connect() {
             Ok(both) => both,
-            // Killed before it was there.
+            // The connection was lost before it was ready.
             Err(error)
                 if error
                     .downcast_ref::<Error>()
@@ -264,12 +253,11 @@ impl Host {
         }
         self.shadow.connection_lost();
         drop(queue);
-        // Its end is of no interest.
         drop(session);
         Ok(load)
     }
 
-    /// Submits commands until the queue is as deep as it may be, or the next one's time has not come.
+    /// Submits until the queue is full, or the next command is not due.
     fn submit(
         &mut self,
         queue: &mut IoQueue,
@@ -296,20 +284,14 @@ impl Host {
         Ok(())
     }
 
-    /// Reads the whole volume and judges it; what is found is what is there from now on.
-    ///
-    /// # Errors
-    /// If it can't be read, or holds what it must not.
+    /// Reads and judges the whole volume. The content found is the only valid one from now on.
     pub fn verify(&mut self, promise: Promise) -> Result<()> {
         let nqn = self.nqn.clone();
         self.read_all(Some(promise))
             .with_context(|| format!("reading back {nqn}"))
     }
 
-    /// Reads the whole volume and judges it, while power and processes last.
-    ///
-    /// # Errors
-    /// As [`Host::verify`].
+    /// Reads and judges the whole volume without a preceding death or power cut.
     pub fn check(&mut self) -> Result<()> {
         let nqn = self.nqn.clone();
         self.read_all(None)
@@ -330,9 +312,6 @@ impl Host {
     }
 
     /// Writes every block, and flushes.
-    ///
-    /// # Errors
-    /// If a write fails.
     pub fn fill(&mut self) -> Result<()> {
         let (session, mut queue) = self.connect_soon()?;
         let blocks = LONGEST_BYTES / u64::from(self.block_bytes);
@@ -346,10 +325,7 @@ impl Host {
         self.flush()
     }
 
-    /// Writes a range once, on a queue that is there.
-    ///
-    /// # Errors
-    /// If it fails; see [`is_no_space`].
+    /// Writes a range on an open queue. See [`is_no_space`] for its errors.
     pub fn write_with(&mut self, queue: &mut IoQueue, lba: u64, blocks: u32) -> Result<()> {
         let mut data = self.buffer(blocks);
         let change = self.shadow.begin(lba, blocks, Some(&mut data));
@@ -416,12 +392,11 @@ impl Host {
         vec![0; blocks as usize * self.block_bytes as usize]
     }
 
-    /// A quiet range; `None` if there is hardly one.
+    /// A range without commands in flight; `None` if the tries found none.
     fn pick(&mut self, longest_bytes: u64) -> Option<(u64, u32)> {
         let all = self.shadow.blocks();
         for _ in 0..8 {
             let most = (longest_bytes / u64::from(self.block_bytes)).min(all);
-            // Mostly short.
             let blocks = match self.dice.below(4) {
                 0 => 1 + self.dice.below(most),
                 1 => 1 + self.dice.below(most.min(32)),

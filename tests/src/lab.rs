@@ -1,10 +1,7 @@
-//! A pool with exported volumes, for tests in which processes die.
+//! A pool with exported volumes and hosts, for tests in which processes die.
 //!
-//! Purpose: what such tests have in common: setting up, hosts that work in threads until told to stop, kills, and what
-//! must be true at the end.
-//! Design: [`Lab::during_load`] runs a scenario while hosts work; a host that loses its connection, or gets a status
-//! that says "later", has noticed a death, and most tests forbid that ([`Noticed`]).
-//! Not here: what is killed when.
+//! [`Lab::during_load`] runs a scenario while hosts work. A lost connection, or a status that asks
+//! for a retry, means that a host noticed a death; [`Noticed`] says whether it may.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -20,14 +17,14 @@ use crate::host::{Host, LATER, Load};
 use crate::shadow::Promise;
 use crate::wait;
 
-/// Nothing takes this long unless it hangs.
+/// A limit that only a hang exceeds.
 pub const MINUTE: Duration = Duration::from_secs(60);
-/// Bytes.
+/// Bytes of a MiB.
 pub const MIB: u64 = 1 << 20;
-/// A volume's block.
+/// Bytes of a volume's block.
 pub const BLOCK: u32 = 4096;
 
-/// What to set up.
+/// Options of a lab.
 #[derive(Debug, Clone, Default)]
 pub struct LabOptions {
     /// More configuration.
@@ -36,14 +33,15 @@ pub struct LabOptions {
     pub environment: Vec<(String, String)>,
     /// More arguments for `forebay serve`.
     pub arguments: Vec<String>,
-    /// The pool's devices, as on the command line, with `FOLDER` for the daemon's folder; none: a file.
+    /// The pool's devices, as on the command line, where `FOLDER` is the daemon's folder. The
+    /// default is a file.
     pub devices: Vec<String>,
     /// Name and size of each volume of tenant `t`.
     pub volumes: Vec<(String, u64)>,
 }
 
 impl LabOptions {
-    /// So many volumes `a`, `b`, ... of the same size, on a file, with two reactors.
+    /// `count` volumes `a`, `b`, …, in a file, with two reactors.
     #[must_use]
     pub fn volumes(count: u8, size_bytes: u64) -> Self {
         let name = |i: u8| char::from(b'a' + i).to_string();
@@ -60,26 +58,26 @@ impl LabOptions {
 pub struct Lab {
     /// The daemon.
     pub daemon: Daemon,
-    /// Where the engine listens.
+    /// The engine's address.
     pub address: SocketAddr,
-    /// One for each volume.
+    /// One host for each volume.
     pub hosts: Vec<Host>,
-    /// Whose hosts may lose their connections whatever others may notice.
+    /// Indices of hosts that may lose their connections in any case.
     pub hurt: Vec<usize>,
 }
 
-/// What hosts may notice of a scenario.
+/// Effects of a scenario that hosts may notice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Noticed {
     /// No error, no lost connection.
     Nothing,
-    /// Lost connections; they connect again when the target is back. No errors.
+    /// Lost connections, but no errors. Hosts connect again.
     Reconnects,
-    /// Lost connections, and commands that end with a status that says: later.
+    /// Lost connections, and statuses that ask for a retry.
     Interruptions,
 }
 
-/// How far the hosts are, for a scenario.
+/// Progress of the hosts, for a scenario.
 #[derive(Debug)]
 pub struct Progress {
     commands: Vec<AtomicU64>,
@@ -87,28 +85,19 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Whether all hosts go on.
-    ///
-    /// # Errors
-    /// If one gave up.
+    /// Fails if a host gave up.
     pub fn alive(&self) -> Result<()> {
         ensure!(!self.over.load(SeqCst), "a host gave up");
         Ok(())
     }
 
-    /// Waits until every host has ended so many commands more.
-    ///
-    /// # Errors
-    /// If that takes more than a minute, or a host gave up.
+    /// Waits until every host has completed `commands` more.
     pub fn more(&self, what: &str, commands: u64) -> Result<()> {
         let all = (0..self.commands.len()).collect::<Vec<_>>();
         self.more_of(&all, what, commands)
     }
 
-    /// The same for some of the hosts.
-    ///
-    /// # Errors
-    /// As [`Progress::more`].
+    /// [`Progress::more`] for some of the hosts.
     pub fn more_of(&self, hosts: &[usize], what: &str, commands: u64) -> Result<()> {
         let goals: Vec<u64> = hosts
             .iter()
@@ -124,9 +113,6 @@ impl Progress {
 
 impl Lab {
     /// Sets everything up.
-    ///
-    /// # Errors
-    /// If something of it fails.
     pub fn new(options: &LabOptions) -> Result<Self> {
         let daemon = Daemon::start(&DaemonOptions {
             config: options.config.clone(),
@@ -147,7 +133,7 @@ impl Lab {
             .iter()
             .all(|device| device.starts_with("file:FOLDER"))
         {
-            // They are made.
+            // Device files are created.
             args.extend(["--size".into(), "2G".into()]);
         }
         let args: Vec<&str> = args.iter().map(String::as_str).collect();
@@ -166,10 +152,7 @@ impl Lab {
         Ok(lab)
     }
 
-    /// Another volume with its export and host.
-    ///
-    /// # Errors
-    /// If it can't be made.
+    /// Adds a volume with its export and host.
     pub fn add_volume(&mut self, name: &str, size_bytes: u64) -> Result<()> {
         let volume = format!("t/{name}");
         let size = size_bytes.to_string();
@@ -183,16 +166,13 @@ impl Lab {
         Ok(())
     }
 
-    /// The pool file, if the pool is on the usual one.
+    /// The default pool file.
     #[must_use]
     pub fn pool_file(&self) -> PathBuf {
         self.daemon.folder().join("pool.img")
     }
 
-    /// Runs a scenario while every host works; returns what each did.
-    ///
-    /// # Errors
-    /// If the scenario fails, a host reads what it must not, or notices what it must not.
+    /// Runs a scenario while every host works; returns their results.
     pub fn during_load(
         &mut self,
         noticed: Noticed,
@@ -229,7 +209,7 @@ impl Lab {
                 .collect();
             (ran, loads)
         });
-        // What a host saw explains more than that the scenario waited in vain.
+        // A host's error explains more than a failed wait of the scenario.
         let loads = loads.into_iter().collect::<Result<Vec<Load>>>();
         let loads = match (loads, ran) {
             (Err(host), Err(ran)) => Err(host.context(format!("and: {ran:#}"))),
@@ -243,19 +223,13 @@ impl Lab {
         Ok(loads)
     }
 
-    /// Reads everything back, has the pool checked, and stops.
-    ///
-    /// # Errors
-    /// If anything is wrong.
+    /// [`check`](Self::check), then stops the daemon.
     pub fn finish(mut self) -> Result<()> {
         self.check()?;
         self.daemon.stop()
     }
 
-    /// Reads everything back and has the pool checked.
-    ///
-    /// # Errors
-    /// If anything is wrong.
+    /// Reads everything back and checks the pool.
     pub fn check(&mut self) -> Result<()> {
         for host in &mut self.hosts {
             host.verify(Promise::Acknowledged)?;
@@ -263,19 +237,13 @@ impl Lab {
         self.daemon.pool_check()
     }
 
-    /// How many events there are of each kind.
-    ///
-    /// # Errors
-    /// If the daemon does not say.
+    /// The daemon's events by kind.
     pub fn events(&self) -> Result<BTreeMap<String, Vec<Value>>> {
         events(&self.daemon)
     }
 }
 
 /// The daemon's events by kind.
-///
-/// # Errors
-/// If the daemon does not say.
 pub fn events(daemon: &Daemon) -> Result<BTreeMap<String, Vec<Value>>> {
     let said = daemon.cli(&["events"])?;
     let mut kinds: BTreeMap<String, Vec<Value>> = BTreeMap::new();
@@ -289,7 +257,7 @@ pub fn events(daemon: &Daemon) -> Result<BTreeMap<String, Vec<Value>>> {
     Ok(kinds)
 }
 
-/// Works until it is over, connecting again if that is allowed.
+/// Loads until `over`, with reconnects if allowed.
 fn work(
     host: &mut Host,
     noticed: Noticed,
@@ -325,7 +293,7 @@ fn work(
     Ok(all)
 }
 
-/// A number that the environment may set, for instance how many kills.
+/// A number that an environment variable may set.
 #[must_use]
 pub fn count_from(variable: &str, otherwise: u64) -> u64 {
     std::env::var(variable)

@@ -1,10 +1,7 @@
-//! Volumes shown to virtual machines, and drivers at work on them.
+//! Volumes exported to VMs, and the initiator's drivers at work on them.
 //!
-//! Purpose: what the tests of both of machines' frontends have in common: a daemon with such an export, known content
-//! written and looked for, and a verified load that goes on while engines die.
-//! Design: the drivers are the initiator's; a machine's disk keeps its connection whatever dies, so every lost connection
-//! is a failure. What is waited for is a condition: so many commands more.
-//! Not here: guests.
+//! A VM's disk keeps its connection when an engine dies, so a lost connection is a failure. Waits
+//! are for a number of commands, not for time.
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -28,24 +25,21 @@ use crate::wait;
 const LIMIT: Duration = Duration::from_secs(60);
 /// Writes that must be acknowledged between two deaths.
 const BETWEEN_DEATHS: u64 = 200;
-/// Of a command of [`fill`] and [`look`].
+/// Bytes of a command of [`fill`] and [`look`].
 const PIECE_BYTES: u32 = 64 << 10;
 
-/// A frontend of machines.
+/// A frontend for VMs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Frontend {
     /// vhost-user-blk.
     VhostUser,
-    /// NVMe over vfio-user, its doorbells trapped.
+    /// NVMe over vfio-user with trapped doorbells.
     NvmePcie,
-    /// NVMe over vfio-user, its doorbells mapped.
+    /// NVMe over vfio-user with mapped doorbells.
     MappedPcie,
 }
 
 /// A daemon with a pool on a file of `size` bytes, and a tenant `t`.
-///
-/// # Errors
-/// If it can't be had.
 pub fn serve(options: &DaemonOptions, size: &str) -> Result<Daemon> {
     let daemon = Daemon::start(options)?;
     let device = format!("file:{}", daemon.folder().join("pool.img").display());
@@ -54,20 +48,14 @@ pub fn serve(options: &DaemonOptions, size: &str) -> Result<Daemon> {
     Ok(daemon)
 }
 
-/// Makes the volume `t/NAME` and exports it to a machine; where its disk is.
-///
-/// # Errors
-/// If either fails.
+/// Creates the volume `t/NAME` and exports it to a VM.
 pub fn export(daemon: &Daemon, name: &str, size: &str, frontend: Frontend) -> Result<Target> {
     let volume = format!("t/{name}");
     daemon.cli(&["volume", "create", &volume, "--size", size])?;
     export_as(daemon, &volume, frontend, &[])
 }
 
-/// Exports a volume that there is to a machine; where its disk is.
-///
-/// # Errors
-/// If it is refused.
+/// Exports an existing volume to a VM.
 pub fn export_as(
     daemon: &Daemon,
     volume: &str,
@@ -90,10 +78,7 @@ pub fn export_as(
     })
 }
 
-/// The arguments for QEMU that `forebay export show` prints, as a shell has them.
-///
-/// # Errors
-/// If it prints none.
+/// The QEMU arguments that `forebay export show` prints, split as a shell does.
 pub fn printed_arguments(daemon: &Daemon, volume: &str) -> Result<Vec<String>> {
     let text = daemon.cli_text(&["export", "show", volume])?;
     let lines = text.split_once("QEMU:\n").and_then(|(_, behind)| {
@@ -118,19 +103,13 @@ pub fn socket(target: &Target) -> &PathBuf {
     }
 }
 
-/// What `forebay stats` says of the only export.
-///
-/// # Errors
-/// If there is none.
+/// The only export's statistics.
 pub fn lane(daemon: &Daemon) -> Result<Value> {
     let stats = daemon.cli(&["stats"])?;
     Ok(stats["lanes"].get(0).context("no lane")?.clone())
 }
 
-/// Connects; an earlier client may have to be gone first.
-///
-/// # Errors
-/// If that does not succeed within a minute.
+/// Connects; waits until an earlier client is gone.
 pub fn connect(target: &Target, options: &Options) -> Result<Box<dyn Disk>> {
     let mut last = None;
     let connected = wait::until("a connection", LIMIT, || {
@@ -145,10 +124,7 @@ pub fn connect(target: &Target, options: &Options) -> Result<Box<dyn Disk>> {
     connected.with_context(|| format!("the last attempt: {last:?}"))
 }
 
-/// One command to its end.
-///
-/// # Errors
-/// If it does not end well within a minute.
+/// Executes a command, which must succeed.
 pub fn execute(queue: &mut dyn Queue, op: Op) -> Result<()> {
     match end_of(queue, op)? {
         DiskStatus::Well => Ok(()),
@@ -156,10 +132,7 @@ pub fn execute(queue: &mut dyn Queue, op: Op) -> Result<()> {
     }
 }
 
-/// One command to its end, whichever that is.
-///
-/// # Errors
-/// If it does not end within a minute.
+/// Executes a command and returns its status.
 pub fn end_of(queue: &mut dyn Queue, op: Op) -> Result<DiskStatus> {
     queue.submit(0, op)?;
     queue.kick()?;
@@ -172,7 +145,7 @@ pub fn end_of(queue: &mut dyn Queue, op: Op) -> Result<DiskStatus> {
     Ok(done[0].ended)
 }
 
-/// How [`fill`] and [`look`] drive a disk.
+/// The options of [`fill`] and [`look`].
 fn plainly() -> Options {
     Options {
         slot_bytes: PIECE_BYTES as usize,
@@ -181,10 +154,7 @@ fn plainly() -> Options {
     }
 }
 
-/// Writes the first `bytes` of a disk so that each sector says where it belongs.
-///
-/// # Errors
-/// If anything does not end well.
+/// Writes the first `bytes` of a disk with sectors that name their place.
 pub fn fill(target: &Target, bytes: u64, seed: u64) -> Result<()> {
     let mut disk = connect(target, &plainly())?;
     let mut queues = disk.take_queues();
@@ -208,10 +178,7 @@ pub fn fill(target: &Target, bytes: u64, seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// Reads the first `bytes` of a disk: they must be what [`fill`] wrote.
-///
-/// # Errors
-/// If anything does not end well, or is something else.
+/// Checks that the first `bytes` of a disk are those of [`fill`].
 pub fn look(target: &Target, bytes: u64, seed: u64) -> Result<()> {
     let mut disk = connect(target, &plainly())?;
     let mut queues = disk.take_queues();
@@ -240,7 +207,7 @@ pub fn look(target: &Target, bytes: u64, seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// What the loads of [`during_loads`] have done so far.
+/// Progress of the loads of [`during_loads`].
 #[derive(Debug)]
 pub struct Work {
     written: Vec<AtomicU64>,
@@ -249,18 +216,12 @@ pub struct Work {
 
 impl Work {
     /// Fails if a load has ended.
-    ///
-    /// # Errors
-    /// As said.
     pub fn alive(&self) -> Result<()> {
         ensure!(!self.is_over.load(Ordering::Relaxed), "a load has ended");
         Ok(())
     }
 
     /// Waits until each load has written more.
-    ///
-    /// # Errors
-    /// If one has ended, or does not within a minute.
     pub fn more(&self, what: &str) -> Result<()> {
         let now = || self.written.iter().map(|w| w.load(Ordering::Relaxed));
         let before: Vec<u64> = now().collect();
@@ -274,10 +235,7 @@ impl Work {
     }
 }
 
-/// Verified loads on disks, each by a thread, while `work` does what it likes; at the end everything is read back.
-///
-/// # Errors
-/// If a connection is lost, a command ends with an error, or anything is wrong on a disk; or `work`'s.
+/// Runs verified loads on disks, a thread each, during `work`; then reads everything back.
 pub fn during_loads(
     daemon: &mut Daemon,
     specs: Vec<MachineVerify>,
@@ -334,11 +292,8 @@ pub fn during_loads(
     Ok(all)
 }
 
-/// A verified load on a disk while `deaths` engines are killed under it. Between two deaths commands must end; at the end
-/// everything is read back.
-///
-/// # Errors
-/// If a connection is lost, a command ends with an error, or anything is wrong on the disk.
+/// Runs a verified load on a disk while `deaths` engines are killed. Between two deaths, commands
+/// must complete.
 pub fn verified_over_deaths(daemon: &mut Daemon, spec: MachineVerify, deaths: u64) -> Result<()> {
     during_loads(daemon, vec![spec], |daemon, work| {
         work.more("the first writes")?;

@@ -1,12 +1,9 @@
-//! A machine of its own, for what is installed or typed as on a real one.
+//! A sandbox in which tests install packages and use fixed paths and ports, with no effect outside.
 //!
-//! Purpose: tests may install packages, use fixed paths and ports, and leave processes behind, and nothing
-//! of it is seen outside.
-//! Design: namespaces of mounts, processes and network (`unshare`, as root). Its root is the machine's own
-//! file system below an overlay in memory, so every tool is there; `/srv` and `/root` are folders below the
-//! target folder, on a real file system. Processes end with the run.
-//! [`Sandbox::boot`] has systemd as its first process, with the service's package to be installed.
-//! Not here: another kernel (`guest`).
+//! It consists of mount, process and network namespaces (`unshare`, as root). Its root is the
+//! node's file system below an overlay in memory. `/srv` and `/root` are folders below the target
+//! folder, on a real file system. Its processes end with the run. In [`Sandbox::boot`], systemd is
+//! the first process.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,16 +18,17 @@ use xtask::{package, process};
 use crate::book::repository;
 use crate::daemon::{program, target_folder};
 
-/// See the module's text.
+/// A sandbox.
 #[derive(Debug)]
 pub struct Sandbox {
     folder: TempDir,
 }
 
-/// Folders that are on a real file system: direct I/O needs one.
+/// Folders on a real file system, for direct I/O.
 const REAL: [&str; 2] = ["srv", "root"];
 
-/// Sets the machine up and becomes it. `$1` is the sandbox's folder; `$2` is `systemd` where that is to be its first process.
+/// Sets the sandbox up and enters it. `$1` is its folder; `$2` is `systemd` if that is its first
+/// process.
 const ENTER: &str = r#"
 set -eu
 mount --make-rprivate /
@@ -69,7 +67,7 @@ exec chroot "$root" /usr/bin/env -i HOME=/root PATH=/usr/local/bin:/usr/sbin:/us
     LC_ALL=C.UTF-8 bash -c 'cd /root && exec bash -euo pipefail /root/.script'
 "#;
 
-/// The script as systemd runs it; the machine ends with it, and as it.
+/// The script as a systemd unit. The sandbox ends with it, with its result.
 const SCRIPT_UNIT: &str = "\
 [Unit]
 DefaultDependencies=no
@@ -86,7 +84,7 @@ ExecStart=/bin/bash -euo pipefail /root/.script
 ";
 
 impl Sandbox {
-    /// What is missing on this machine, if anything is.
+    /// A requirement that this node lacks.
     #[must_use]
     pub fn unavailable() -> Option<String> {
         if !rustix::process::geteuid().is_root() {
@@ -98,10 +96,7 @@ impl Sandbox {
         missing.map(str::to_owned)
     }
 
-    /// A new one.
-    ///
-    /// # Errors
-    /// If its folders can't be made.
+    /// A new sandbox.
     pub fn new() -> Result<Self> {
         let parent = target_folder().join("tmp");
         fs::create_dir_all(&parent)?;
@@ -113,10 +108,7 @@ impl Sandbox {
         Ok(Self { folder })
     }
 
-    /// A new one with the Debian package of the program in `/root`.
-    ///
-    /// # Errors
-    /// If that can't be made.
+    /// A new sandbox with the program's Debian package in `/root`.
     pub fn with_package() -> Result<Self> {
         let sandbox = Self::new()?;
         let made = package::build(&package::Options {
@@ -129,29 +121,24 @@ impl Sandbox {
         Ok(sandbox)
     }
 
-    /// What is `/root` in it, where its commands begin.
+    /// Its `/root`, where commands start.
     #[must_use]
     pub fn home(&self) -> PathBuf {
         self.folder.path().join("root")
     }
 
-    /// Runs a script for bash, which ends at the first command that fails; returns what it printed.
-    ///
-    /// # Errors
-    /// If it fails or takes longer; the error has all that it said.
+    /// Runs a bash script that stops at the first failure; returns its output. An error has the
+    /// output too.
     pub fn run(&self, script: &str, limit: Duration) -> Result<String> {
         self.start(script)?.wait(limit)
     }
 
-    /// Starts a script as [`run`](Self::run) does; it runs beside the test.
-    ///
-    /// # Errors
-    /// If it can't be started.
+    /// [`run`](Self::run) without waiting for the end.
     pub fn start(&self, script: &str) -> Result<Running> {
         self.enter(script, None)
     }
 
-    /// What is missing for [`boot`](Self::boot), if anything is.
+    /// A requirement of [`boot`](Self::boot) that this node lacks.
     #[must_use]
     pub fn can_not_boot() -> Option<String> {
         let systemd =
@@ -163,10 +150,7 @@ impl Sandbox {
         Self::unavailable().or(systemd).or(groups)
     }
 
-    /// Runs a script as [`run`](Self::run) does, on a machine that systemd has started and keeps.
-    ///
-    /// # Errors
-    /// As [`run`](Self::run).
+    /// [`run`](Self::run) in a sandbox that systemd started.
     pub fn boot(&self, script: &str, limit: Duration) -> Result<String> {
         fs::write(self.folder.path().join("script.service"), SCRIPT_UNIT)?;
         let group = Group::new()?;
@@ -176,10 +160,10 @@ impl Sandbox {
     fn enter(&self, script: &str, group: Option<&Group>) -> Result<Running> {
         let log = self.home().join(".log");
         fs::write(self.home().join(".script"), script)?;
-        // To a file: a process that is left behind must not hold a pipe open.
+        // A file, because a leftover process must not hold a pipe open.
         let out = fs::File::create(&log)?;
         let (join, options, manager) = match group {
-            // The namespace begins where its first process is.
+            // The cgroup namespace begins at its first process's cgroup.
             Some(group) => (
                 format!("echo $$ > '{}/cgroup.procs'; ", group.0.display()),
                 "--cgroup",
@@ -202,14 +186,14 @@ impl Sandbox {
         Ok(Running { child, log })
     }
 
-    /// The sandbox's folder on this machine.
+    /// The sandbox's folder outside.
     #[must_use]
     pub fn folder(&self) -> &Path {
         self.folder.path()
     }
 }
 
-/// A group of processes of the sandbox's own, so that systemd's groups are below it.
+/// A cgroup for the sandbox, so that systemd's cgroups are below it.
 struct Group(PathBuf);
 
 impl Group {
@@ -224,7 +208,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // The kernel empties them as the last process goes; a leftover is an empty folder.
+        // The kernel empties cgroups when the last process exits; a leftover is an empty folder.
         for _ in 0..50 {
             if remove_groups(&self.0).is_ok() {
                 break;
@@ -244,7 +228,7 @@ fn remove_groups(group: &Path) -> Result<()> {
     Ok(fs::remove_dir(group)?)
 }
 
-/// Where the machine has its groups of processes.
+/// The mount point of cgroup2.
 fn cgroup2() -> Option<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mounts").ok()?;
     mounts.lines().find_map(|line| {
@@ -254,7 +238,7 @@ fn cgroup2() -> Option<PathBuf> {
     })
 }
 
-/// A script that runs. Dropping it ends it, with all that it started.
+/// A running script. Dropping it kills it and all its processes.
 #[derive(Debug)]
 pub struct Running {
     child: Child,
@@ -276,10 +260,7 @@ impl Running {
         Ok(self.child.try_wait()?.is_some())
     }
 
-    /// Waits for its end; returns what it printed.
-    ///
-    /// # Errors
-    /// If it fails or takes longer; the error has all that it said.
+    /// Waits for its end and returns its output. An error has the output too.
     pub fn wait(mut self, limit: Duration) -> Result<String> {
         let status = process::wait(&mut self.child, limit);
         let said = fs::read(&self.log).unwrap_or_default();
@@ -294,7 +275,7 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // `--kill-child`: its processes end with it.
+        // `--kill-child` also ends its processes.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

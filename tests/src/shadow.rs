@@ -1,27 +1,24 @@
-//! What a volume may hold: a host's memory of what it wrote, flushed and deallocated.
+//! The content that a volume may have, from a host's writes, flushes and deallocations.
 //!
-//! Purpose: judge every sector that is read, while processes die and power is cut: it must be a write of this very
-//! volume that is not older than what had to survive, and not one that was never made.
-//! Design: per 512-byte sector a short list of writes, oldest first; a deallocation or zeroing is a write of zeros. A
-//! flush or FUA that ended drops what came before what it covers; so the list is what may be there after a power cut,
-//! and what comes from the last ended write on is what may be there while power lasts. A block has at most one command
-//! in flight, so the order of its writes is known. Sectors carry the volume's own number, their place and the
-//! write's number ([`forebay_initiator::verify::pattern`]), so another volume's bytes are recognised as such.
-//! Not here: commands ([`crate::host`]).
+//! Each 512-byte sector has a list of writes, oldest first; deallocation and zeroing are writes of
+//! zeros. A completed flush or FUA drops older writes, so the list is what a power cut may leave.
+//! While power lasts, only the last completed write and newer ones are valid. A block has at most
+//! one command in flight, so its writes are ordered. Sectors carry volume, place and write number
+//! ([`forebay_initiator::verify::pattern`]), so foreign data is recognised.
 
 use anyhow::{Result, bail};
 use forebay_initiator::verify::pattern::{self, Content, SECTOR_BYTES};
 
-/// What ended before the last death is still there, or only what was flushed.
+/// The data that must survive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Promise {
-    /// Processes died: the devices kept what they were told.
+    /// Every completed write: only processes died.
     Acknowledged,
-    /// The power was cut.
+    /// Flushed writes: the power was cut.
     Flushed,
 }
 
-/// A write's number and whether it wrote zeros.
+/// A write's number, and whether it wrote zeros.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Version {
     number: u32,
@@ -30,9 +27,9 @@ struct Version {
 
 #[derive(Debug, Clone)]
 struct Sector {
-    /// Oldest first; the first is what surely survives.
+    /// Oldest first; the first must survive anything.
     versions: Vec<Version>,
-    /// Which of them was the last that ended well.
+    /// The last that completed successfully.
     ended: u32,
 }
 
@@ -44,12 +41,12 @@ pub struct Shadow {
     sectors: Vec<Sector>,
     /// Blocks with a command in flight.
     busy: Vec<bool>,
-    /// Sectors with a write that ended and was not flushed.
+    /// Sectors with a completed write that is not flushed.
     unflushed: Vec<usize>,
     next: u32,
 }
 
-/// What a flush in flight covers.
+/// The writes that a flush in flight covers.
 #[derive(Debug)]
 pub struct Cover(Vec<(usize, u32)>);
 
@@ -58,13 +55,13 @@ pub struct Cover(Vec<(usize, u32)>);
 pub struct Change {
     /// First block.
     pub lba: u64,
-    /// How many.
+    /// Number of blocks.
     pub blocks: u32,
     number: u32,
 }
 
 impl Shadow {
-    /// Of a new volume, which reads as zeros. `volume` is a number that no other volume ever has.
+    /// A new volume, which reads as zeros. `volume` is unique for ever.
     #[must_use]
     pub fn new(volume: u64, size_bytes: u64, block_bytes: u32) -> Self {
         let zeros = Version {
@@ -85,26 +82,26 @@ impl Shadow {
         }
     }
 
-    /// How many blocks the volume has.
+    /// Number of blocks.
     #[must_use]
     pub fn blocks(&self) -> u64 {
         self.busy.len() as u64
     }
 
-    /// Whether nothing in the range is changing.
+    /// Whether no command is in flight in the range.
     #[must_use]
     pub fn is_quiet(&self, lba: u64, blocks: u32) -> bool {
         let from = lba as usize;
         !self.busy[from..from + blocks as usize].contains(&true)
     }
 
-    /// A quiet range is read, so that nothing may change it meanwhile; or no more.
+    /// Marks a range as busy during a read, or clears the mark.
     pub fn hold(&mut self, lba: u64, blocks: u32, held: bool) {
         let from = lba as usize;
         self.busy[from..from + blocks as usize].fill(held);
     }
 
-    /// A change of a quiet range begins; for a write, `data` is filled with what to write.
+    /// Begins a change of a quiet range; for a write, fills `data`.
     pub fn begin(&mut self, lba: u64, blocks: u32, data: Option<&mut [u8]>) -> Change {
         self.next += 1;
         let change = Change {
@@ -128,7 +125,7 @@ impl Shadow {
         change
     }
 
-    /// A change ended. Not well: it may have happened or not.
+    /// Ends a change. A failed one may have happened or not.
     pub fn end(&mut self, change: &Change, well: bool, durable: bool) {
         let from = change.lba as usize;
         self.busy[from..from + change.blocks as usize].fill(false);
@@ -145,14 +142,14 @@ impl Shadow {
         }
     }
 
-    /// A flush is submitted.
+    /// Begins a flush.
     pub fn flush_begins(&mut self) -> Cover {
         let sectors = self.unflushed.drain(..);
         let cover = sectors.map(|sector| (sector, self.sectors[sector].ended));
         Cover(cover.collect())
     }
 
-    /// A flush ended.
+    /// Ends a flush.
     pub fn flush_ends(&mut self, cover: Cover, well: bool) {
         for (sector, number) in cover.0 {
             match well {
@@ -162,12 +159,12 @@ impl Shadow {
         }
     }
 
-    /// All that was in flight is gone, with the connection.
+    /// Ends all commands in flight; they may have happened or not.
     pub fn connection_lost(&mut self) {
         self.busy.fill(false);
     }
 
-    /// The power was cut: what was not flushed may be gone.
+    /// A power cut: unflushed writes may be lost.
     pub fn power_lost(&mut self) {
         self.connection_lost();
         self.unflushed.clear();
@@ -176,17 +173,14 @@ impl Shadow {
         }
     }
 
-    /// Judges what was read from a quiet range.
-    ///
-    /// # Errors
-    /// The first sector that holds what it must not, and all that is known about it.
+    /// Judges data read from a quiet range. An error describes the first wrong sector.
     pub fn judge(&self, lba: u64, data: &[u8]) -> Result<()> {
         let first = lba as usize * self.block_sectors;
         for (sector, bytes) in (first..).zip(data.chunks_exact(SECTOR_BYTES)) {
             let all = &self.sectors[sector];
             let allowed = all.since_ended();
             let last = allowed.last().copied();
-            // The quick way.
+            // The fast path.
             if last.is_some_and(|last| !last.zeros && self.holds(bytes, sector, last.number)) {
                 continue;
             }
@@ -195,11 +189,8 @@ impl Shadow {
         Ok(())
     }
 
-    /// Judges what was read from a quiet range, and from now on allows nothing else: for after a death, when nothing
-    /// is in flight.
-    ///
-    /// # Errors
-    /// As [`Shadow::judge`].
+    /// Judges data read from a quiet range, which becomes the only valid content. For use after a
+    /// death, with nothing in flight.
     pub fn settle(&mut self, lba: u64, data: &[u8], promise: Promise) -> Result<()> {
         let first = lba as usize * self.block_sectors;
         for (sector, bytes) in (first..).zip(data.chunks_exact(SECTOR_BYTES)) {
@@ -207,7 +198,7 @@ impl Shadow {
             let settled = &mut self.sectors[sector];
             settled.ended = found.number;
             match promise {
-                // What a cut left is on the device, and nothing is uncommitted: the next cut leaves it, too.
+                // The device holds this data durably, so the next cut keeps it.
                 Promise::Flushed => settled.survives(found.number),
                 Promise::Acknowledged => {
                     let last = settled
@@ -269,14 +260,14 @@ impl Shadow {
 }
 
 impl Sector {
-    /// From now on it isn't older.
+    /// Drops older writes.
     fn survives(&mut self, number: u32) {
         if let Some(at) = self.versions.iter().position(|v| v.number == number) {
             self.versions.drain(..at);
         }
     }
 
-    /// What may be there while power lasts.
+    /// Valid content while power lasts.
     fn since_ended(&self) -> &[Version] {
         let at = self.versions.iter().position(|v| v.number == self.ended);
         &self.versions[at.unwrap_or(0)..]
@@ -308,7 +299,6 @@ mod tests {
         let (second, new) = write(&mut shadow, 3);
         shadow.flush_ends(cover, true);
         shadow.end(&second, true, false);
-        // While power lasts, only the newest.
         assert!(shadow.judge(3, &new).is_ok());
         assert!(shadow.judge(3, &old).is_err());
         let (_, newest) = write(&mut shadow, 3);
@@ -318,7 +308,6 @@ mod tests {
             assert!(shadow.judge(3, allowed).is_ok());
         }
         assert!(shadow.judge(3, &[0; BLOCK]).is_err());
-        // Torn between sectors.
         let torn = [&old[..512], &newest[512..]].concat();
         assert!(shadow.settle(3, &torn, Promise::Flushed).is_ok());
         assert!(shadow.judge(3, &torn).is_ok());
@@ -353,7 +342,6 @@ mod tests {
         let (_, data) = write(&mut other, 3);
         let error = shadow().judge(3, &data).unwrap_err().to_string();
         assert!(error.contains("ANOTHER VOLUME"), "{error}");
-        // Its own bytes in another place are no better.
         let mut own = shadow();
         let (_, data) = write(&mut own, 3);
         assert!(own.judge(4, &data).is_err());
@@ -378,7 +366,7 @@ mod tests {
             shadow.judge(5, &new).is_err(),
             "it landed after it was seen not to be there"
         );
-        // Not flushed: a cut may still take it.
+        // It is not flushed, so a power cut may still take it.
         shadow.power_lost();
         assert!(shadow.judge(5, &[0; BLOCK]).is_ok());
     }

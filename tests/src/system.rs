@@ -1,8 +1,4 @@
-//! What the system knows of processes, files and ports.
-//!
-//! Purpose: tests measure any process, stop or kill it, and take ports that stay free.
-//! Design: each function asks the kernel afresh, by pid or path; only the ports that were given are remembered.
-//! Not here: starting processes ([`crate::daemon`]), waiting for what they do ([`crate::wait`]).
+//! Measures, stops and kills processes by pid, and finds free ports.
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -12,12 +8,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// CPU time that a process has used, in user mode and in the kernel together.
-///
-/// # Errors
-/// If there is no such process.
+/// CPU time of a process, user and system.
 pub fn cpu_time(pid: u32) -> Result<Duration> {
-    // proc_pid_stat(5): utime is field 14, stime field 15, in clock ticks; field 3 comes after the name
+    // proc_pid_stat(5): utime is field 14, stime field 15, in clock ticks. Field 3 follows the
+    // name.
     let path = format!("/proc/{pid}/stat");
     let stat = std::fs::read_to_string(&path).context(path)?;
     let fields: Vec<&str> = stat
@@ -34,9 +28,6 @@ pub fn cpu_time(pid: u32) -> Result<Duration> {
 }
 
 /// Resident memory of a process.
-///
-/// # Errors
-/// If there is no such process.
 pub fn resident_bytes(pid: u32) -> Result<u64> {
     let path = format!("/proc/{pid}/status");
     let status = std::fs::read_to_string(&path).context(path)?;
@@ -48,26 +39,20 @@ pub fn resident_bytes(pid: u32) -> Result<u64> {
     Ok(kib * 1024)
 }
 
-/// Space that a file takes on its filesystem, holes left out.
-///
-/// # Errors
-/// If there is no such file.
+/// Space that a file takes on its filesystem, without holes.
 pub fn allocated_bytes(file: &Path) -> Result<u64> {
     use std::os::unix::fs::MetadataExt;
     let metadata = std::fs::metadata(file).with_context(|| file.display().to_string())?;
     Ok(metadata.blocks() * 512)
 }
 
-/// Ports that nobody listens on now, and that nobody else is given: the kernel gives others, so they stay free also while
-/// a daemon that has one is restarted.
-///
-/// # Errors
-/// If there are not so many.
+/// Ports that are free now, and stay free while a daemon restarts: the kernel never assigns them on
+/// its own.
 pub fn free_ports(count: usize) -> Result<Vec<u16>> {
-    /// Below those that the kernel gives to whoever does not mind which.
+    /// Below the kernel's ephemeral ports.
     const PORTS: std::ops::Range<u32> = 10_240..32_768;
     static GIVEN: AtomicU32 = AtomicU32::new(0);
-    // Test programs that run at the same time begin at different ones.
+    // Concurrent test programs begin at different ports.
     let first = std::process::id().wrapping_mul(64);
     let mut tries = PORTS.map(|_| {
         let next = first.wrapping_add(GIVEN.fetch_add(1, Ordering::Relaxed));
@@ -79,18 +64,12 @@ pub fn free_ports(count: usize) -> Result<Vec<u16>> {
         .collect()
 }
 
-/// `kill -9`, whoever it is.
-///
-/// # Errors
-/// If there is no such process.
+/// `kill -9` of a process.
 pub fn kill_by_pid(pid: u32) -> Result<()> {
     kill(pid, Signal::KILL)
 }
 
-/// Stops a process, or lets it go on.
-///
-/// # Errors
-/// If there is no such process.
+/// Stops a process, or continues it.
 pub fn hold_by_pid(pid: u32, hold: bool) -> Result<()> {
     kill(pid, if hold { Signal::STOP } else { Signal::CONT })
 }

@@ -1,21 +1,15 @@
-//! Waiting with a limit.
-//!
-//! Purpose: tests never assert on time, but they never hang either.
-//! Design: poll until the condition holds; at the limit, say what was waited for and what was seen.
-//! Not here: a clock of our own.
+//! Waits with a limit: polls until a condition holds. Tests never assert on time, but never hang.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
 const POLL: Duration = Duration::from_millis(50);
-/// A machine that is slow or stands still now and then has so many times a limit: limits are for what hangs.
+/// A factor on every limit, for slow nodes; limits only catch hangs.
 pub const PATIENCE: u32 = 3;
 
-/// Calls `probe` until it returns a value; `Ok(None)` means not yet.
-///
-/// # Errors
-/// If `probe` fails, or has returned no value within [`PATIENCE`] times `limit`.
+/// Calls `probe` until it returns a value, at most for [`PATIENCE`] times `limit`. `Ok(None)` means
+/// not yet.
 pub fn until<T>(
     what: &str,
     limit: Duration,

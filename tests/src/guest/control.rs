@@ -1,10 +1,8 @@
-//! The way in and out of a guest: commands go in, exit codes and output come out.
+//! Runs commands in a guest, several at once, each with a time limit.
 //!
-//! Purpose: run any number of commands in the guest at once, from any thread, each wait limited.
-//! Design: one line per command goes to the agent, `run ID BASE64`; one answer per command comes back
-//! when it has ended, a line `end ID CODE LENGTH` and then the output's bytes. A thread reads answers
-//! and hands each to whoever waits for it. When the stream ends, everyone who waits is told.
-//! Not here: the agent (`init.sh`), QEMU.
+//! Each command is a line `run ID BASE64` to the agent (`init.sh`). Each answer is a line
+//! `end ID CODE LENGTH` and the output's bytes. A thread reads answers and distributes them. If the
+//! stream ends, every wait fails.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -15,16 +13,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-/// The most that one command may print.
+/// Longest output of a command.
 const OUTPUT_LIMIT_BYTES: u64 = 16 << 20;
 const LINE_LIMIT_BYTES: u64 = 256;
 
-/// What a command came to.
+/// Result of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Output {
     /// Its exit code.
     pub code: i32,
-    /// What it printed, on both streams.
+    /// Its output, from both streams.
     pub text: String,
 }
 
@@ -38,9 +36,6 @@ pub struct Job {
 
 impl Job {
     /// Waits for its end.
-    ///
-    /// # Errors
-    /// If it has not ended within `limit`, or the guest is gone.
     pub fn wait(self, limit: Duration) -> Result<Output> {
         self.state
             .wait(limit, |state| state.ended.remove(&self.id))
@@ -58,7 +53,7 @@ impl Job {
 struct State {
     ready: bool,
     ended: HashMap<u64, Output>,
-    /// Why nothing more will come.
+    /// Why the stream ended.
     gone: Option<String>,
 }
 
@@ -110,7 +105,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// Before there is a connection: every use fails.
+    /// A placeholder before the connection exists: every use fails.
     pub(super) fn unconnected() -> Self {
         Self {
             writer: None,
@@ -165,7 +160,6 @@ impl Control {
     }
 }
 
-/// Reads answers until the stream ends.
 fn read_answers(mut reader: impl BufRead, shared: &Shared) -> Result<()> {
     loop {
         let mut line = String::new();

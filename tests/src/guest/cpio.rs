@@ -1,9 +1,7 @@
-//! Writes an initramfs.
+//! Writes an initramfs without `cpio` or root: an archive in the "newc" format of the kernel's
+//! Documentation/driver-api/early-userspace/buffer-format.rst.
 //!
-//! Purpose: a cpio archive in the "newc" format, as the kernel's
-//! Documentation/driver-api/early-userspace/buffer-format.rst defines it, so that neither `cpio` nor root is needed.
-//! Design: entries are appended in order; a folder is entered before what is in it.
-//! Not here: compression, device nodes, hard links.
+//! Entries are appended in order, folders before their content.
 
 use std::collections::HashSet;
 use std::io::{Result, Write};
@@ -12,7 +10,7 @@ const FOLDER: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
 const LINK: u32 = 0o120_777;
 
-/// An archive on its way to `out`.
+/// An archive that is written to `out`.
 #[derive(Debug)]
 pub struct Archive<W> {
     out: W,
@@ -30,10 +28,7 @@ impl<W: Write> Archive<W> {
         }
     }
 
-    /// A folder, and those above it that are not there yet.
-    ///
-    /// # Errors
-    /// If `out` fails; so with all others.
+    /// Adds a folder and its missing parents.
     pub fn folder(&mut self, path: &str) -> Result<()> {
         if path.is_empty() || !self.folders.insert(path.to_owned()) {
             return Ok(());
@@ -42,28 +37,19 @@ impl<W: Write> Archive<W> {
         self.entry(path, FOLDER, &[])
     }
 
-    /// A file, executable.
-    ///
-    /// # Errors
-    /// See [`folder`](Self::folder).
+    /// Adds an executable file.
     pub fn file(&mut self, path: &str, content: &[u8]) -> Result<()> {
         self.parents(path)?;
         self.entry(path, PROGRAM, content)
     }
 
-    /// A symbolic link.
-    ///
-    /// # Errors
-    /// See [`folder`](Self::folder).
+    /// Adds a symbolic link.
     pub fn link(&mut self, path: &str, target: &str) -> Result<()> {
         self.parents(path)?;
         self.entry(path, LINK, target.as_bytes())
     }
 
     /// Ends the archive.
-    ///
-    /// # Errors
-    /// See [`folder`](Self::folder).
     pub fn finish(mut self) -> Result<W> {
         self.entry("TRAILER!!!", 0, &[])?;
         self.out.flush()?;
@@ -86,14 +72,14 @@ impl<W: Write> Archive<W> {
             0, // user
             0, // group
             links,
-            0, // time of change
+            0, // mtime
             length(content.len())?,
             0, // device, major
             0, // device, minor
-            0, // device it is, major
-            0, // device it is, minor
+            0, // rdev, major
+            0, // rdev, minor
             length(path.len() + 1)?,
-            0, // checksum: none in this format
+            0, // no checksum in this format
         ];
         let mut bytes = b"070701".to_vec();
         for field in header {

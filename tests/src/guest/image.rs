@@ -1,11 +1,9 @@
-//! The guest's kernel and initramfs.
+//! The guest's kernel and initramfs, made from Debian packages once ([`xtask::cache`]). Nothing is
+//! installed.
 //!
-//! Purpose: made from Debian packages once for each machine ([`xtask::cache`]), and used by every boot.
-//! Design: the kernel package is unpacked, its `vmlinux` taken out of the compressed image (it boots
-//! without a decompressor, which an emulated CPU is slow at), and an initramfs made of the programs
-//! that tests use, with their libraries, the kernel modules they need, and `init.sh`. Its name in the
-//! cache contains a hash of its recipe: the lists below in this file, and `init.sh`.
-//! Not here: booting. Nothing is installed on the machine.
+//! The kernel is an uncompressed `vmlinux`, because an emulated CPU decompresses slowly. The
+//! initramfs has the tests' programs with libraries, kernel modules and `init.sh`. The cache name
+//! contains a hash of the recipe: the lists below and `init.sh`.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -36,10 +34,10 @@ const PACKAGES: [&str; 8] = [
     "nvme-cli",
     "util-linux",
 ];
-/// Beside them only libraries are unpacked; these are not wanted.
+/// Of other packages only libraries are unpacked; this one is not needed.
 const UNWANTED: &str = "libpython";
 const PROGRAMS: [&str; 15] = [
-    // The shell: busybox's would take its own applets before any program of the same name.
+    // The shell. Busybox's shell would prefer its own applets to programs of these names.
     "usr/bin/dash",
     "usr/bin/dmesg",
     "usr/bin/fio",
@@ -101,14 +99,11 @@ pub struct Image {
     pub kernel: PathBuf,
     /// A cpio archive.
     pub initramfs: PathBuf,
-    /// The kernel's release, as `uname -r` says it.
+    /// The kernel's release, as in `uname -r`.
     pub kernel_release: String,
 }
 
-/// The image; makes it if the cache has none.
-///
-/// # Errors
-/// If packages can't be had, or the disk is full.
+/// The image, made if it is not in the cache.
 pub fn prepare() -> Result<Image> {
     let finished = cache::get(&format!("guest-image-{:016x}", recipe()), make)?;
     Ok(Image {
@@ -231,8 +226,9 @@ fn add_modules(
     Ok(())
 }
 
-/// Takes the kernel proper out of a `bzImage`. Where it is: Documentation/arch/x86/boot.rst in Linux,
-/// "The Real-Mode Kernel Header": setup_sects (0x1f1), header (0x202), payload_offset (0x248), payload_length (0x24c).
+/// Extracts the kernel from a `bzImage`. Offsets: Linux' Documentation/arch/x86/boot.rst, "The
+/// Real-Mode Kernel Header": setup_sects (0x1f1), header (0x202), payload_offset (0x248),
+/// payload_length (0x24c).
 fn extract_vmlinux(bzimage: &[u8], work: &Path, to: &Path) -> Result<()> {
     let payload = payload(bzimage).context("the kernel is no bzImage")?;
     let program = match payload {
@@ -263,7 +259,7 @@ fn payload(bzimage: &[u8]) -> Option<&[u8]> {
         sectors => usize::from(*sectors),
     };
     let begin = ((setup_sectors + 1) * 512).checked_add(word(0x248)?)?;
-    // The last four bytes are the size when decompressed.
+    // The last four bytes are the decompressed size.
     let end = begin.checked_add(word(0x24c)?)?.checked_sub(4)?;
     bzimage.get(begin..end)
 }

@@ -1,13 +1,9 @@
-//! A Linux guest: a stock kernel with its stock drivers.
+//! A Linux guest: a stock Debian kernel with its drivers, under QEMU.
 //!
-//! Purpose: tests use Forebay as a Linux host does. [`Guest::boot`] starts a Debian kernel under QEMU;
-//! commands run in it at any time, several at once, while the test does things outside.
-//! Design: QEMU emulates the CPU (`tcg`), so it runs anywhere, without `/dev/kvm` and without root. The
-//! kernel and the programs are Debian packages, unpacked and made into an initramfs once ([`image`]);
-//! nothing is written outside the cache folder. Inside, a small shell agent ([`init.sh`](self)) takes
-//! commands from a virtio-serial port and answers with their exit code and output ([`control`]). The
-//! guest reaches the machine's 127.0.0.1 as [`HOST_ADDRESS`]. It ends when [`Guest`] is dropped.
-//! Not here: what is tested; other ways to boot.
+//! QEMU emulates the CPU (`tcg`), so neither `/dev/kvm` nor root is needed. Programs come from an
+//! initramfs ([`image`]). A shell agent ([`init.sh`](self)) takes commands from a virtio-serial
+//! port ([`control`]). The guest reaches the node's 127.0.0.1 as [`HOST_ADDRESS`]. It ends when
+//! [`Guest`] is dropped.
 
 pub mod control;
 pub mod cpio;
@@ -37,54 +33,56 @@ use crate::wait;
 use control::Control;
 use qmp::Qmp;
 
-/// Where the guest finds the machine's loopback address.
+/// The guest's address for the node's loopback.
 pub const HOST_ADDRESS: &str = "10.0.2.2";
 /// The export that [`serve_disk`] makes.
 pub const DISK_NQN: &str = "nqn.2026-01.io.forebay:test:t.disk";
 
 const MINUTE: Duration = Duration::from_secs(60);
-/// A kernel checks whether ten ticks of its timer come in the time of ten, and panics if not: on a busy machine they may come late.
+/// A kernel panics unless ten timer ticks come in time; on a busy node they may be late.
 const KERNEL_ARGUMENTS: &str = "console=ttyS0 quiet loglevel=5 panic=-1 no_timer_check";
-/// What a kernel says that dies because QEMU corrupted a register.
+/// The kernel's message when QEMU corrupted a register.
 const FAULT: &str = "PANIC: double fault";
 const MOST_BOOTS: u32 = 3;
 const POWER_OFF_LIMIT: Duration = Duration::from_secs(60);
-/// How much of the console an error shows.
+/// Bytes of the console that an error shows.
 const CONSOLE_TAIL_BYTES: usize = 6000;
 
-/// How to boot a guest.
+/// Options of a guest.
 #[derive(Debug, Clone)]
 pub struct GuestOptions {
     /// Virtual CPUs.
     pub cpus: u32,
-    /// Memory; the initramfs stays in it.
+    /// Memory, which includes the initramfs.
     pub memory_mib: u32,
-    /// There is room for more memory ([`Guest::plug_memory`]).
+    /// Reserves room for [`Guest::plug_memory`].
     pub plugs_memory: bool,
-    /// Until the guest takes commands.
+    /// Time limit until the guest takes commands.
     pub boot_limit: Duration,
-    /// A process whose network is the machine that the guest knows as [`HOST_ADDRESS`]; `None`: the test's own.
+    /// A process whose network namespace the guest reaches as [`HOST_ADDRESS`]; `None`: the test's
+    /// own.
     pub network_of: Option<u32>,
-    /// Disks that are a machine's own; with any, QEMU is the one of [`tools`], and memory is shared.
+    /// VM disks. They need the QEMU of [`tools`] and shared memory.
     pub disks: Vec<MachineDisk>,
-    /// Arguments that give QEMU (again that of [`tools`]) such a disk, and its memory: `memory_mib` is not asked then.
+    /// QEMU arguments for a VM disk and its memory, with the QEMU of [`tools`]. Then `memory_mib`
+    /// is ignored.
     pub given: Vec<String>,
-    /// Files that are disks which QEMU itself emulates.
+    /// Disks that QEMU emulates.
     pub drives: Vec<Drive>,
 }
 
 /// A file that is a disk of the guest.
 #[derive(Debug, Clone)]
 pub enum Drive {
-    /// An NVMe namespace, `/dev/nvme0n1` if it is the first.
+    /// An NVMe namespace; the first is `/dev/nvme0n1`.
     Nvme(PathBuf),
-    /// One of an unusual controller: properties of QEMU's `nvme`, and of its `nvme-ns`.
+    /// A namespace with special properties of QEMU's `nvme` and `nvme-ns`.
     OddNvme(PathBuf, &'static str, &'static str),
-    /// A virtio disk that can't be written: a tape for `tar x`.
+    /// A read-only virtio disk, as a tape for `tar x`.
     Tape(PathBuf),
 }
 
-/// A disk of the machine that a guest is.
+/// A disk of a VM.
 #[derive(Debug, Clone)]
 pub enum MachineDisk {
     /// An NVMe controller behind a vfio-user socket.
@@ -108,10 +106,8 @@ impl Default for GuestOptions {
     }
 }
 
-/// A daemon with a pool of `pool` bytes and the volume `t/disk` of `volume` bytes in it, for any host ([`DISK_NQN`]).
-///
-/// # Errors
-/// If it can't be had.
+/// A daemon with a pool of `pool` bytes and the volume `t/disk` of `volume` bytes, exported to any
+/// host as [`DISK_NQN`].
 pub fn serve_disk(options: &DaemonOptions, pool: &str, volume: &str) -> Result<Daemon> {
     let daemon = Daemon::start(options)?;
     let device = format!("file:{}", daemon.folder().join("pool.img").display());
@@ -123,7 +119,6 @@ pub fn serve_disk(options: &DaemonOptions, pool: &str, volume: &str) -> Result<D
 }
 
 impl GuestOptions {
-    /// Whether any disk is a machine's own.
     fn is_served(&self) -> bool {
         !(self.disks.is_empty() && self.given.is_empty())
     }
@@ -141,16 +136,12 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Boots a guest and waits until it takes commands.
-    ///
-    /// # Errors
-    /// If the image can't be made, QEMU can't be started, or the guest is not up within its limit; the
-    /// error shows the end of the console.
+    /// Boots a guest and waits until it takes commands. An error shows the end of the console.
     pub fn boot(options: &GuestOptions) -> Result<Self> {
         let mut boots = 1;
         loop {
             let booted = Self::boot_once(options);
-            // That early, the fault is the emulator's.
+            // This early, the fault is the emulator's.
             let is_emulators = |error: &anyhow::Error| format!("{error:?}").contains(FAULT);
             match booted {
                 Err(error) if boots < MOST_BOOTS && is_emulators(&error) => boots += 1,
@@ -161,7 +152,7 @@ impl Guest {
 
     fn boot_once(options: &GuestOptions) -> Result<Self> {
         let image = image::prepare()?;
-        // A socket's path must be short, so this is not below the target folder.
+        // Not below the target folder, because a socket's path must be short.
         let folder = tempfile::Builder::new()
             .prefix("forebay-guest-")
             .tempdir()?;
@@ -171,8 +162,8 @@ impl Guest {
         let listener = UnixListener::bind(&socket)?;
         let messages = File::create(folder.path().join("qemu"))?;
 
-        // One thread for all of the guest's processors: with a thread each, QEMU 7.2 corrupts a register
-        // more often, and the guest's kernel dies of a double fault.
+        // One thread for all virtual CPUs. With a thread each, QEMU 7.2 corrupts a register more
+        // often, and the guest dies of a double fault.
         const QEMU: &str = "qemu-system-x86_64";
         let mut command = match options.network_of {
             _ if options.is_served() => tools::Tools::prepare()?.qemu(),
@@ -213,7 +204,7 @@ impl Guest {
             .spawn()
             .context("cannot start qemu-system-x86_64 (package qemu-system-x86)")?;
 
-        // From here on, dropping `guest` kills it.
+        // From here, dropping `guest` kills it.
         let mut guest = Self {
             qemu,
             control: Control::unconnected(),
@@ -236,27 +227,21 @@ impl Guest {
         }
     }
 
-    /// The release of the kernel it runs.
+    /// The release of its kernel.
     #[must_use]
     pub fn kernel_release(&self) -> &str {
         &self.kernel_release
     }
 
-    /// Runs a shell command to its end.
-    ///
-    /// # Errors
-    /// If it has not ended within [`PATIENCE`](wait::PATIENCE) times `limit`, or the guest is gone. A command that fails is no error:
-    /// see [`Output::code`].
+    /// Runs a shell command to its end, for at most [`PATIENCE`](wait::PATIENCE) times `limit`. A
+    /// command that fails is no error: see [`Output::code`].
     pub fn run(&self, command: &str, limit: Duration) -> Result<Output> {
         self.spawn(command)?
             .wait(limit * wait::PATIENCE)
             .map_err(|error| self.with_console(error))
     }
 
-    /// Runs a shell command that must succeed; returns what it printed.
-    ///
-    /// # Errors
-    /// As [`run`](Self::run), and if the command fails.
+    /// Runs a shell command that must succeed; returns its output.
     pub fn check(&self, command: &str, limit: Duration) -> Result<String> {
         let output = self.run(command, limit)?;
         if output.code != 0 {
@@ -270,10 +255,7 @@ impl Guest {
         Ok(output.text)
     }
 
-    /// Connects to [`DISK_NQN`] at a port of the machine; `options` are more of nvme's.
-    ///
-    /// # Errors
-    /// If it is refused.
+    /// Connects to [`DISK_NQN`] at a port of the node; `options` are more options of nvme-cli.
     pub fn connect(&self, port: u16, options: &str) -> Result<()> {
         self.check("modprobe nvme-tcp", MINUTE)?;
         let connect =
@@ -281,10 +263,7 @@ impl Guest {
         self.check(&connect, MINUTE).map(drop)
     }
 
-    /// Waits for the only NVMe disk; returns its path.
-    ///
-    /// # Errors
-    /// If there is none within half a minute, or more than one.
+    /// Waits for the only NVMe disk and returns its path. A second disk is an error.
     pub fn wait_disk(&self) -> Result<String> {
         let find = "for try in $(seq 300); do ls /dev/nvme*n1 2> /dev/null && exit 0; sleep 0.1; done; exit 1";
         let disk = self.check(find, MINUTE)?.trim().to_owned();
@@ -294,20 +273,14 @@ impl Guest {
         Ok(disk)
     }
 
-    /// Starts a shell command; it runs beside others.
-    ///
-    /// # Errors
-    /// If the guest is gone.
+    /// Starts a shell command, which runs beside others.
     pub fn spawn(&self, command: &str) -> Result<Job> {
         self.control
             .spawn(command)
             .map_err(|error| self.with_console(error))
     }
 
-    /// Puts a disk in while the guest runs: of the number that follows those of [`GuestOptions::disks`].
-    ///
-    /// # Errors
-    /// If QEMU refuses.
+    /// Hot-plugs a disk. Its number follows those of [`GuestOptions::disks`].
     pub fn plug(&self, number: usize, disk: &MachineDisk) -> Result<()> {
         let MachineDisk::VfioUser(path) = disk else {
             bail!("only vfio-user disks are plugged by tests");
@@ -317,10 +290,7 @@ impl Guest {
         plugged.map(drop).map_err(|error| self.with_console(error))
     }
 
-    /// Puts memory in while the guest runs ([`GuestOptions::plugs_memory`]).
-    ///
-    /// # Errors
-    /// If QEMU refuses.
+    /// Hot-plugs memory ([`GuestOptions::plugs_memory`]).
     pub fn plug_memory(&self, mib: u32) -> Result<()> {
         let mut monitor = Qmp::connect(&self.monitor)?;
         let size = u64::from(mib) << 20;
@@ -334,17 +304,14 @@ impl Guest {
         plugged.map(drop).map_err(|error| self.with_console(error))
     }
 
-    /// Asks the guest to give that memory back. When it has, QEMU takes it out.
-    ///
-    /// # Errors
-    /// If QEMU refuses.
+    /// Asks the guest to release that memory; then QEMU unplugs it.
     pub fn unplug_memory(&self) -> Result<()> {
         let mut monitor = Qmp::connect(&self.monitor)?;
         let asked = monitor.execute("device_del", json!({ "id": "dimm" }));
         asked.map(drop).map_err(|error| self.with_console(error))
     }
 
-    /// What has been printed on its console so far.
+    /// Its console output so far.
     #[must_use]
     pub fn console(&self) -> String {
         let bytes = std::fs::read(&self.console).unwrap_or_default();
@@ -352,9 +319,6 @@ impl Guest {
     }
 
     /// Syncs, powers off, and waits until QEMU has ended.
-    ///
-    /// # Errors
-    /// If it does not end within a minute.
     pub fn power_off(mut self) -> Result<()> {
         self.control.power_off()?;
         match process::wait(&mut self.qemu, POWER_OFF_LIMIT) {
@@ -390,7 +354,6 @@ impl Drop for Guest {
     }
 }
 
-/// The machine, with its memory and disks.
 fn add_disks(command: &mut Command, options: &GuestOptions) {
     command.args(["-machine", "q35"]).args(&options.given);
     if options.given.is_empty() {
@@ -409,7 +372,7 @@ fn add_disks(command: &mut Command, options: &GuestOptions) {
         );
         command.args(["-machine", "memory-backend=mem", "-object", &memory]);
     }
-    // One more, to plug something in.
+    // One more port for hot-plug.
     for number in 0..=options.disks.len() {
         let port = format!("pcie-root-port,id=port{number},chassis={number},slot={number}");
         command.args(["-device", &port]);
@@ -433,7 +396,6 @@ fn add_disks(command: &mut Command, options: &GuestOptions) {
     }
 }
 
-/// A vfio-user device, in the port of its number.
 fn vfio_user(number: usize, path: &Path) -> Value {
     json!({
         "driver": "vfio-user-pci",
@@ -443,7 +405,6 @@ fn vfio_user(number: usize, path: &Path) -> Value {
     })
 }
 
-/// What QEMU emulates by itself.
 fn add_drives(command: &mut Command, options: &GuestOptions) {
     for (number, drive) in options.drives.iter().enumerate() {
         let (path, more, device) = match drive {
@@ -465,7 +426,7 @@ fn add_drives(command: &mut Command, options: &GuestOptions) {
     }
 }
 
-/// Takes QEMU's connection to the control socket, which it makes as it starts.
+/// Accepts QEMU's connection to the control socket.
 fn accept(listener: &UnixListener, qemu: &mut Child) -> Result<std::os::unix::net::UnixStream> {
     for _ in 0..1200 {
         let mut socket = [PollFd::new(listener, PollFlags::IN)];

@@ -1,12 +1,9 @@
-//! Kernel modules and what they need.
+//! Selects the kernel modules that the guest loads, with their dependencies.
 //!
-//! Purpose: from a kernel package's thousands of modules, the few that the guest loads, with those they
-//! depend on.
-//! Design: a kernel package has no `modules.dep`; making one would mean decompressing every module. So
-//! each wanted module is decompressed and its `.modinfo` section says what it needs, by name, and so
-//! on until nothing is missing. The section is found as text: its entries are `key=value`, ended by a
-//! zero byte.
-//! Not here: loading (the guest's own modprobe does it, with an index that depmod makes for these).
+//! A kernel package has no `modules.dep`, and making one means decompressing all modules. So each
+//! wanted module is decompressed, and its `.modinfo` section names its dependencies. The section is
+//! found as text: `key=value` entries that end with a zero byte. The guest's depmod and modprobe do
+//! the rest.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -18,10 +15,8 @@ use xtask::process;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The modules `wanted` and all they need: path below the modules' folder, and content.
-///
-/// # Errors
-/// If one of `wanted` does not exist, or can't be read. What is built in is in nobody's way.
+/// The modules `wanted` and their dependencies: path below the modules' folder, and content.
+/// Built-in modules are skipped.
 pub fn closure(folder: &Path, wanted: &[&str]) -> Result<BTreeMap<String, Vec<u8>>> {
     let files = index(folder)?;
     let mut found = BTreeMap::new();
@@ -49,7 +44,7 @@ pub fn closure(folder: &Path, wanted: &[&str]) -> Result<BTreeMap<String, Vec<u8
     Ok(found)
 }
 
-/// All modules below `folder`, by their normal name.
+/// All modules below `folder`, by normal name.
 fn index(folder: &Path) -> Result<HashMap<String, PathBuf>> {
     let mut files = HashMap::new();
     let mut folders = vec![folder.to_owned()];
@@ -67,7 +62,7 @@ fn index(folder: &Path) -> Result<HashMap<String, PathBuf>> {
     Ok(files)
 }
 
-/// Names of modules are written with `-` and `_` alike.
+/// Module names use `-` and `_` interchangeably.
 fn normal(name: &str) -> String {
     name.replace('-', "_")
 }

@@ -1,9 +1,8 @@
-//! QEMU's monitor (QMP): what the one who runs a virtual machine does to its hardware.
+//! QEMU's monitor (QMP), for hot-plug: one command at a time, with a time limit. Unexpected events
+//! are dropped.
 //!
-//! Purpose: devices are plugged in while the guest runs.
-//! Design: one command at a time, as lines of JSON on a Unix socket; events that come before what is waited for are
-//! dropped. Each wait is limited. Not here: what the guest makes of it; `device_del` of a vfio-user device, over which
-//! QEMU 10.1 to 11.1 aborts (`memory_region_del_subregion`, where the device has MSI-X).
+//! `device_del` of a vfio-user device is not used: QEMU 10.1 to 11.1 aborts
+//! (`memory_region_del_subregion`, if the device has MSI-X).
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -13,20 +12,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
-/// How long QEMU may take for an answer or an event.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// A monitor that takes commands.
+/// A connection to a monitor.
 #[derive(Debug)]
 pub struct Qmp {
     stream: BufReader<UnixStream>,
 }
 
 impl Qmp {
-    /// Connects to a QEMU that has opened this socket.
-    ///
-    /// # Errors
-    /// If it does not greet.
+    /// Connects to a QEMU's socket.
     pub fn connect(socket: &Path) -> Result<Self> {
         let stream = UnixStream::connect(socket).context("QEMU's monitor")?;
         let mut qmp = Self {
@@ -37,10 +32,7 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Carries a command out; what it returned.
-    ///
-    /// # Errors
-    /// If QEMU refuses it.
+    /// Executes a command and returns its result.
     pub fn execute(&mut self, command: &str, arguments: Value) -> Result<Value> {
         let line = json!({ "execute": command, "arguments": arguments });
         writeln!(self.stream.get_mut(), "{line}").context("QEMU's monitor")?;

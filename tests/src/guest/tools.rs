@@ -1,9 +1,7 @@
-//! Programs of a newer Debian than the machine's own may be: QEMU 11 with a vfio-user client, and libblkio.
+//! Programs of a newer Debian: QEMU 11 with a vfio-user client, and libblkio.
 //!
-//! Purpose: guests whose disks are vfio-user devices, and clients that need no guest.
-//! Design: packages are unpacked in the machine's cache, and run with their own loader and libraries; nothing is
+//! Packages are unpacked in the cache and run with their own loader and libraries. Nothing is
 //! installed.
-//! Not here: what is run with them.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,11 +10,11 @@ use anyhow::Result;
 use xtask::cache;
 use xtask::debian::{self, PrivateApt, Sysroot};
 
-/// QEMU knows vfio-user since 10.1, which is in the backports.
+/// QEMU has vfio-user since 10.1, which is in the backports.
 const SUITES: [&str; 2] = ["trixie", "trixie-backports"];
 const PACKAGES: [&str; 3] = ["qemu-system-x86", "qemu-utils", "qemu-block-extra"];
 const LIBRARIES: &str = "usr/lib/x86_64-linux-gnu";
-/// Names the folder; another when what is in it changes.
+/// The cache folder; change it when the content changes.
 const NAME: &str = "guest-tools-1";
 
 /// The programs.
@@ -26,10 +24,7 @@ pub struct Tools {
 }
 
 impl Tools {
-    /// The tools; fetches them if the cache has none.
-    ///
-    /// # Errors
-    /// If packages can't be had, or the disk is full.
+    /// The tools, fetched if they are not in the cache.
     pub fn prepare() -> Result<Self> {
         let finished = cache::get(NAME, make)?;
         Ok(Self {
@@ -37,7 +32,7 @@ impl Tools {
         })
     }
 
-    /// One of the programs, e.g. `qemu-io`.
+    /// A program, e.g. `qemu-io`.
     #[must_use]
     pub fn command(&self, program: &str) -> Command {
         let mut command = self.sysroot.command(&format!("usr/bin/{program}"), program);

@@ -1,10 +1,9 @@
-//! User Mode Linux: a Linux kernel as a process, with a virtio-blk disk on a vhost-user socket.
+//! User Mode Linux: a kernel as a process, with a virtio-blk disk on a vhost-user socket.
 //!
-//! Purpose: a real Linux driver (`virtio_uml`, `virtio_blk`) in two seconds, without QEMU, by another frontend: kicks and calls
-//! are messages of the protocol.
-//! Design: Debian's package, its programs those of the guest's image. One job, a shell script, runs; a folder of the machine
-//! is its `/host`, where its output is read and files tell it to go on. The process dies with its value, by its pid.
-//! Not here: PCI, networks, several processors; it has none.
+//! It starts a real driver (`virtio_uml`, `virtio_blk`) in two seconds without QEMU. Unlike QEMU's,
+//! its kicks and calls are protocol messages. It runs one shell script. Its `/host` is a folder of
+//! the node, for output and for files that control the script. There is no PCI, no network, and one
+//! processor.
 
 use std::fs::File;
 use std::path::Path;
@@ -19,13 +18,13 @@ use super::control::Output;
 use super::image;
 use crate::wait;
 
-/// The program; the package of the same name as its kernel's has it (`xtask`, suite `guest`).
+/// From the Debian package of this name and the kernel's version (`xtask`, suite `guest`).
 const PROGRAM: &str = "linux.uml";
-/// virtio's number of a block device, as `virtio_uml.device` wants it.
+/// virtio's number of a block device, for `virtio_uml.device`.
 const BLOCK: u32 = 2;
 const INIT: &str = include_str!("uml_init.sh");
 
-/// A User Mode Linux at its job.
+/// A User Mode Linux that runs a job.
 #[derive(Debug)]
 pub struct Uml {
     child: Child,
@@ -33,10 +32,7 @@ pub struct Uml {
 }
 
 impl Uml {
-    /// Starts one whose disk `/dev/vda` is at `socket`, and which carries out `job`.
-    ///
-    /// # Errors
-    /// If the image can't be made, or the program is missing.
+    /// Starts one that runs `job`; its disk `/dev/vda` is at `socket`.
     pub fn start(socket: &Path, job: &str) -> Result<Self> {
         let image = image::prepare()?;
         let folder = tempfile::Builder::new().prefix("forebay-uml-").tempdir()?;
@@ -65,9 +61,6 @@ impl Uml {
     }
 
     /// Waits until the job has made the file `/host/NAME`.
-    ///
-    /// # Errors
-    /// If the job ends before, or it takes longer than `limit`.
     pub fn wait_file(&mut self, name: &str, limit: Duration) -> Result<()> {
         let path = self.folder.path().join(name);
         wait::until(&format!("/host/{name}"), limit, || {
@@ -82,18 +75,12 @@ impl Uml {
     }
 
     /// Makes the file `/host/NAME`, for which the job waits.
-    ///
-    /// # Errors
-    /// The system's.
     pub fn make_file(&self, name: &str) -> Result<()> {
         File::create(self.folder.path().join(name))?;
         Ok(())
     }
 
-    /// Waits for the job's end, and the machine's.
-    ///
-    /// # Errors
-    /// If it takes longer than `limit`, or the kernel died.
+    /// Waits for the end of the job and the kernel.
     pub fn wait(mut self, limit: Duration) -> Result<Output> {
         let ended = process::wait(&mut self.child, limit);
         let (text, code) = (self.read("out"), self.read("code"));
@@ -111,7 +98,7 @@ impl Uml {
         Ok(self.child.try_wait()?.is_some())
     }
 
-    /// What the job and the kernel have printed so far.
+    /// The output of job and kernel so far.
     #[must_use]
     pub fn said(&self) -> String {
         let (out, console) = (self.read("out"), self.read("console"));
@@ -126,7 +113,7 @@ impl Uml {
 
 impl Drop for Uml {
     fn drop(&mut self) {
-        // Its programs are processes below it.
+        // Its programs are child processes.
         process::kill_tree(self.child.id());
         let _ = self.child.wait();
     }
