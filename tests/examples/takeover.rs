@@ -1,11 +1,9 @@
-//! The figures of `cargo xtask bench takeover`: what hosts see of an engine's death.
+//! Measures for `cargo xtask bench takeover` what hosts see of an engine's death.
 //!
-//! Purpose: 64 exports, each at 200 commands per second with every byte judged; the engine is killed again and
-//! again; for each export the longest time between two ends of commands, around each death and, of the same run, in a
-//! second without one.
-//! Design: [`forebay_tests::host`]'s hosts at a rate, reads and writes of 4 KiB. Prints a figure a line. A byte that is
-//! wrong, a command that ends badly, twice or never, and a lost connection end it with an error.
-//! Not here: whether the machine was quiet (the caller knows).
+//! 64 exports run at 200 commands of 4 KiB per second, with every byte judged. For each export it
+//! prints the longest gap between completions around each death, and in a second without a death.
+//! Wrong data, a bad, duplicate or missing completion, or a lost connection is an error. The caller
+//! must ensure a quiet node.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +13,7 @@ use forebay_tests::lab::{self, Lab, LabOptions, MIB, MINUTE, Noticed};
 
 const EXPORTS: u8 = 64;
 const PER_SECOND: u32 = 200;
-/// How long before and after a death is looked at.
+/// Observed time before and after a death.
 const WINDOW: Duration = Duration::from_secs(1);
 
 fn main() -> Result<()> {
@@ -101,13 +99,13 @@ fn main() -> Result<()> {
     let reconnects = loads.iter().filter(|load| load.lost).count();
     println!("errors {errors}");
     println!("reconnects {reconnects}");
-    // A byte that is lost and a command that ends twice have ended the run with an error.
+    // Lost data or a duplicate completion would have ended the run with an error.
     println!("lost 0");
     println!("double 0");
     Ok(())
 }
 
-/// The longest time between two ends that reaches into this time.
+/// The longest gap between completions that overlaps this time.
 fn longest_gap_ms(ends: &[Instant], from: Instant, to: Instant) -> Result<f64> {
     let pairs = ends
         .windows(2)

@@ -1,6 +1,4 @@
-//! What programs rely on: exit statuses, errors as JSON, and answers to requests that conflict.
-//!
-//! Not here: the words of each error.
+//! Exit codes, errors as JSON, and answers to conflicting requests.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -21,7 +19,7 @@ fn start() -> Result<Daemon> {
     Ok(daemon)
 }
 
-/// The exit status, and what is on stderr.
+/// The exit code, and stderr.
 fn run(daemon: &Daemon, args: &[&str]) -> Result<(i32, String)> {
     let output = daemon.cli_command(args).output()?;
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -66,7 +64,7 @@ fn exit_codes() -> Result<()> {
             1,
             "invalid",
         ),
-        // The kind does not depend on who finds the error: the command or the daemon.
+        // The kind is the same whether command or daemon finds the error.
         (&["export", "create", "acme/empty"], 1, "invalid"),
         (
             &["volume", "import", &missing, "acme/empty"],
@@ -88,7 +86,6 @@ fn exit_codes() -> Result<()> {
         let (is, text) = run(&daemon, args)?;
         ensure!(is == code, "{args:?}: {is} {text}");
         if code > 0 {
-            // `cli_command` asks for JSON.
             let error: Value = serde_json::from_str(&text).with_context(|| text.clone())?;
             ensure!(error["error"]["kind"] == kind, "{args:?}: {text}");
             ensure!(error["error"]["message"].is_string(), "{args:?}: {text}");
@@ -105,13 +102,11 @@ fn exit_codes() -> Result<()> {
     ensure!(output.status.code() == Some(3), "{output:?}");
     let error: Value = serde_json::from_slice(&output.stderr)?;
     ensure!(error["error"]["kind"] == "unreachable", "{error}");
-    // A base that is not guaranteed is a warning.
     daemon.cli(&["scheduling", "set", "--oversubscription", "100"])?;
     daemon.cli(&["tenant", "budget", "acme", "--base-iops", "10M"])?;
     daemon.cli(&["scheduling", "set", "--oversubscription", "1"])?;
     let (is, text) = run(&daemon, &["status", "--check"])?;
     ensure!(is == 1, "{is} {text} {}", daemon.status()?);
-    // A pool that can't be opened is trouble.
     daemon.shut_down()?;
     let away = daemon.folder().join("away");
     std::fs::create_dir(&away)?;
@@ -123,7 +118,7 @@ fn exit_codes() -> Result<()> {
     daemon.stop()
 }
 
-/// A client that is slow to send its body hears the refusal.
+/// A client that is slow to send its body can read the refusal.
 #[test]
 fn api_refusal_is_read() -> Result<()> {
     let mut daemon = start()?;
@@ -155,7 +150,7 @@ fn api_refusal_is_read() -> Result<()> {
         );
         ensure!(answer.contains(r#""message""#), "{request}: {answer}");
     }
-    // One that is too large is read as well, within a limit.
+    // A body that is too large is also read, up to a limit.
     let mut api = Api::connect(&daemon.socket())?;
     let large = " ".repeat(4 << 20);
     let (status, _) = api.call("POST", "/v1/tenants", &large)?;
@@ -176,7 +171,7 @@ fn api_refusal_is_read() -> Result<()> {
     daemon.stop()
 }
 
-/// One client makes what another deletes.
+/// One client creates while another deletes.
 #[test]
 fn conflicting_requests_are_named() -> Result<()> {
     const ROUNDS: usize = 150;
@@ -220,7 +215,7 @@ fn conflicting_requests_are_named() -> Result<()> {
         {
             let (status, answer) = api.call("POST", path, body)?;
             let answer = answer.to_string();
-            // Only an export needs something that may be gone.
+            // Only an export depends on something that may be deleted.
             let may_miss = path == "/v1/exports";
             match status {
                 201 => made[at] += 1,
@@ -236,7 +231,7 @@ fn conflicting_requests_are_named() -> Result<()> {
     daemon.stop()
 }
 
-/// A request: method, path, body.
+/// Method, path, body.
 type Asked = (&'static str, &'static str, &'static str);
 
 const MAKE_VOLUME: Asked = (
@@ -252,12 +247,13 @@ const MAKE_EXPORT: Asked = (
 const END_VOLUME: Asked = ("DELETE", "/v1/tenants/acme/volumes/w", "");
 const END_EXPORT: Asked = ("DELETE", "/v1/exports/acme/w", "");
 
-/// Of two requests at once, each finds the state before or after the other, and says so by the names that it gave.
+/// Two concurrent requests each see the state before or after the other, and name the conflicting
+/// object.
 #[test]
 fn requests_at_once_have_turns() -> Result<()> {
     let mut daemon = start()?;
     let mut api = Api::connect(&daemon.socket())?;
-    // With budgets, an export's tenant is told to the engine too.
+    // With budgets, the daemon also sends an export's tenant to the engine.
     let budget = (
         "PUT",
         "/v1/tenants/acme/budget",
@@ -312,7 +308,6 @@ fn requests_at_once_have_turns() -> Result<()> {
             for (method, path, body) in before {
                 api.must(method, path, body)?;
             }
-            // Each is the first as often as the other.
             let (first, second) = if round % 2 == 0 {
                 (one, two)
             } else {
@@ -347,7 +342,6 @@ fn requests_at_once_have_turns() -> Result<()> {
     daemon.stop()
 }
 
-/// The shell's completion asks the daemon.
 #[test]
 fn completion_knows_names() -> Result<()> {
     let mut daemon = start()?;
@@ -361,7 +355,7 @@ fn completion_knows_names() -> Result<()> {
         (&["export", "delete", ""], &["acme/db"]),
         (&["volume", "sh"], &["show"]),
         (&["e"], &["events", "export"]),
-        // What is hidden is not offered.
+        // Hidden commands are not offered.
         (&["en"], &[]),
         (&["form"], &[]),
     ] {
@@ -381,7 +375,7 @@ fn completion_knows_names() -> Result<()> {
         }
         ensure!(!has.is_empty() || found.is_empty(), "{words:?}: {text}");
     }
-    // As bash asks: `@` ends a word for it, and the line says where the daemon is.
+    // As bash calls it: `@` ends a word, and the line names the daemon's socket.
     daemon.cli(&["volume", "create", "acme/vm", "--size", "1M"])?;
     for _ in 0..2 {
         daemon.cli(&["export", "create", "acme/vm", "--nvme-pcie", "--shared"])?;
@@ -409,7 +403,7 @@ fn completion_knows_names() -> Result<()> {
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let found: Vec<&str> = text.lines().collect();
         let fits = match wanted {
-            // The numbers alone: the rest is on the line.
+            // Only the numbers: bash has the rest already.
             "" => found.len() == 2 && found.iter().all(|one| one.parse::<u32>().is_ok()),
             wanted => !found.is_empty() && found.iter().all(|one| one.starts_with(wanted)),
         };

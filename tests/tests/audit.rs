@@ -1,6 +1,4 @@
-//! Who changed what is known afterwards, over the daemon's death.
-//!
-//! Not here: which routes are audited (`api::audit`), how many records are kept (`events`).
+//! Audit records survive the daemon's death. `api::audit` tests which routes are audited.
 
 use anyhow::{Context, Result, ensure};
 use forebay_tests::daemon::{Daemon, DaemonOptions};
@@ -32,7 +30,7 @@ fn audit_survives_restart() -> Result<()> {
     for iops in ["1000", "2000", "3000"] {
         daemon.cli(&["tenant", "budget", "t", "--base-iops", iops])?;
     }
-    // What is refused changes nothing.
+    // Refused requests are not recorded.
     ensure!(daemon.cli(&["tenant", "delete", "none"]).is_err());
     let taken = daemon.folder().join("taken");
     std::fs::create_dir(&taken)?;
@@ -94,7 +92,6 @@ fn audit_survives_restart() -> Result<()> {
         "{table}"
     );
 
-    // The end of a daemon that is asked to stop is recorded too.
     daemon.shut_down()?;
     daemon.start_again()?;
     let audits = self::audits(&daemon)?;

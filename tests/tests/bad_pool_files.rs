@@ -1,12 +1,9 @@
-//! Pool files that are not what they should be.
+//! A damaged pool file is repaired with a message, or its damage is named. The daemon never panics,
+//! loses data silently, or changes a pool that it can't open.
 //!
-//! Purpose: whatever is wrong with a pool's file, the daemon repairs it and says so, or names it; it never
-//! panics, never loses data silently, and does nothing to a pool that it can't open.
-//! Design: a small pool is made once and its file kept; each case damages a copy of it and starts a
-//! daemon. Either the pool is there with all its data, or the status says what is wrong. Damage is to
-//! what is Forebay's own: label and catalog; by a flipped bit, a lost or foreign block, or a stretch as it was
-//! some commits before, at places that a seed chooses.
-//! Not here: truncation and files in use (`pool_troubles`), each single byte (the pool's own tests).
+//! Each case damages a copy of one small pool and starts a daemon. Damage affects label and
+//! catalog: a flipped bit, a lost or foreign block, or a range from an older state, at random
+//! places. `pool_troubles` has truncated files and files in use.
 
 use std::fs::OpenOptions;
 use std::net::SocketAddr;
@@ -23,11 +20,11 @@ const HOST: &str = "nqn.2026-01.test:host";
 const LIMIT: Duration = Duration::from_secs(60);
 const POOL: &str = "128M";
 
-/// A daemon with its pool in one file, stopped.
+/// A stopped daemon with its pool in one file.
 struct Lab {
     daemon: Daemon,
     path: PathBuf,
-    /// What label and catalog are below.
+    /// End of label and catalog.
     data_offset_bytes: u64,
 }
 
@@ -52,7 +49,7 @@ impl Lab {
         })
     }
 
-    /// Starts the daemon on the damaged file; true if the pool is there, with all it had.
+    /// Starts the daemon on the damaged file. True: the pool is open with all its data.
     fn opens(&mut self, what: &str) -> Result<bool> {
         self.daemon.start_again().context("it must come up")?;
         let status = self.daemon.status()?;
@@ -64,7 +61,7 @@ impl Lab {
                 "{what}: {all}"
             );
             read(&self.daemon, 7).context(what.to_owned())?;
-            // What lies over a label, only a repair overwrites.
+            // Only a repair overwrites foreign data in a label's place.
             self.daemon.cli(&["pool", "check", "--repair"])?;
             self.daemon.pool_check()?;
             write(&self.daemon, 7)?;
@@ -115,11 +112,11 @@ fn read(daemon: &Daemon, byte: u8) -> Result<()> {
     Ok(())
 }
 
-/// Damages the file, which is `image` as far as that goes, and was `before`; says how.
+/// Writes `image` with random damage; `before` is an older state.
 fn damage(path: &Path, image: &[u8], before: &[u8], dice: &mut Dice) -> Result<String> {
     let file = OpenOptions::new().write(true).open(path)?;
     file.write_all_at(image, 0)?;
-    // Where something is: most of the catalog's area is empty.
+    // Most of the catalog's area is empty.
     let used: Vec<u64> = (0..image.len() as u64 / 4096)
         .filter(|block| {
             let at = (block * 4096) as usize;
@@ -127,13 +124,13 @@ fn damage(path: &Path, image: &[u8], before: &[u8], dice: &mut Dice) -> Result<S
         })
         .collect();
     let block = used[dice.below(used.len() as u64) as usize];
-    // The first block is the label: always among the victims.
+    // Damage the label, which is the first block, more often.
     let block = if dice.below(8) == 0 { 0 } else { block };
     let at = block * 4096;
     let mut bytes = image[at as usize..at as usize + 4096].to_vec();
     let what = match dice.below(6) {
         4 | 5 => {
-            // Some blocks in a row that have changed since, as if their writes were lost.
+            // Restore some consecutive blocks, as if their writes were lost.
             let old = |block: u64| &before[block as usize * 4096..][..4096];
             let new = |block: u64| &image[block as usize * 4096..][..4096];
             let changed: Vec<u64> = used.into_iter().filter(|b| old(*b) != new(*b)).collect();
@@ -195,7 +192,7 @@ fn a_damaged_pool_file_is_repaired_or_named() -> Result<()> {
     let log = std::fs::read_to_string(log)?;
     let told = log.lines().filter(|line| line.contains("repaired")).count();
     ensure!(told >= 6, "repairs were told {told} times: {log}");
-    // The catalog is there twice, so one block of it is never the end.
+    // The catalog has two copies, so one damaged block is never fatal.
     ensure!(there >= 18, "only {there} of 24 opened");
     let file = OpenOptions::new().write(true).open(&lab.path)?;
     file.write_all_at(&image, 0)?;
@@ -206,12 +203,12 @@ fn a_damaged_pool_file_is_repaired_or_named() -> Result<()> {
 #[test]
 fn a_foreign_file_in_the_pools_place_is_named() -> Result<()> {
     let mut lab = Lab::new()?;
-    // In a folder where it isn't looked for.
+    // The daemon does not search this folder.
     std::fs::create_dir(lab.daemon.folder().join("away"))?;
     let kept = lab.daemon.folder().join("away/kept.img");
     std::fs::rename(&lab.path, &kept)?;
     let size = std::fs::metadata(&kept)?.len();
-    // The mark that a database of the catalog's kind begins with.
+    // The magic of the catalog's database.
     let database = b"redb\x1a\x0a\xa9\x0d\x0a".as_slice();
     for (begin, at) in [
         (database, 0),
@@ -226,7 +223,7 @@ fn a_foreign_file_in_the_pools_place_is_named() -> Result<()> {
         let at = at as usize;
         ensure!(&now[at..at + begin.len()] == begin, "it was written to");
     }
-    // A whole database of some other program: as the device, and under our label.
+    // Another program's database, as the device and below our label.
     let foreign = other_database(&lab.daemon.folder().join("away/other.redb"))?;
     for at in [0, 1 << 20] {
         if at == 0 {
@@ -246,7 +243,6 @@ fn a_foreign_file_in_the_pools_place_is_named() -> Result<()> {
         std::fs::File::open(&lab.path)?.read_exact_at(&mut now, at)?;
         ensure!(now == foreign[..1 << 20], "it was written to");
     }
-    // The catalog of another file under our label.
     std::fs::copy(&kept, &lab.path)?;
     let file = OpenOptions::new().write(true).open(&lab.path)?;
     let area = vec![0x5a; (lab.data_offset_bytes - (1 << 20)) as usize];
@@ -261,7 +257,7 @@ fn a_foreign_file_in_the_pools_place_is_named() -> Result<()> {
     Ok(())
 }
 
-/// A database of the catalog's kind, with something in it.
+/// A database of the catalog's kind, with content.
 fn other_database(path: &Path) -> Result<Vec<u8>> {
     let table = redb::TableDefinition::<u64, &[u8]>::new("volumes");
     let database = redb::Database::create(path)?;
@@ -281,7 +277,7 @@ fn other_database(path: &Path) -> Result<Vec<u8>> {
 fn a_pool_of_another_version_is_named() -> Result<()> {
     let mut lab = Lab::new()?;
     let file = OpenOptions::new().read(true).write(true).open(&lab.path)?;
-    // The format's number in both copies of the label.
+    // The format version in both copies of the label.
     for copy in [0, 512 << 10] {
         file.write_all_at(&2_u32.to_le_bytes(), copy + 16)?;
     }
@@ -337,13 +333,11 @@ fn a_device_of_another_pool_is_named() -> Result<()> {
         "{said}"
     );
     daemon.stop()?;
-    // It was not taken in, nor written to.
     ensure!(
         std::fs::read(&a1)? == std::fs::read(&b)?,
         "another pool's device was written to"
     );
 
-    // And the two of one pool, exchanged, are recognised.
     std::fs::rename(&a0, &a1)?;
     std::fs::rename(&away, &a0)?;
     daemon.start_again()?;

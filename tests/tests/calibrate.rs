@@ -1,6 +1,5 @@
-//! `forebay calibrate` on a small pool: costs are measured over every frontend, stored, and nothing else is left of it.
-//!
-//! Not here: what the figures are; only that they can be costs at all.
+//! `forebay calibrate` measures costs over every frontend, stores them, and leaves nothing else.
+//! Only the plausibility of the costs is tested.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -17,7 +16,7 @@ fn calibrate_stores_costs_and_leaves_nothing() -> Result<()> {
     daemon.create_pool(&["--device", &device, "--size", "1G"])?;
     let before = daemon.cli(&["scheduling", "costs"])?;
     assert_eq!(before["calibrated"], false, "{before}");
-    // Nobody else has volumes of that tenant: what a run leaves is deleted by the next.
+    // The tenant's name is reserved, because each run deletes the leftovers of the last.
     let refused = daemon.cli(&["tenant", "create", "forebay-calibrate"]);
     let refused = refused.err().context("it is kept for calibrate")?;
     anyhow::ensure!(
@@ -51,7 +50,7 @@ fn calibrate_stores_costs_and_leaves_nothing() -> Result<()> {
                 .collect();
             assert_eq!(times.len(), 6, "{profile}");
             assert!(times.is_sorted(), "{profile}");
-            // Whatever the machine: not nothing, and not ten seconds.
+            // Plausible on any node.
             assert!(times[0] >= least && times[5] < 1e10, "{profile}");
         }
     }
@@ -62,7 +61,7 @@ fn calibrate_stores_costs_and_leaves_nothing() -> Result<()> {
     Ok(())
 }
 
-/// Somebody has a budget: what is measured is the machine all the same.
+/// Budgets must not affect the measurement.
 #[test]
 fn calibrate_is_not_scheduled_itself() -> Result<()> {
     let daemon = Daemon::start(&DaemonOptions::default())?;
@@ -73,7 +72,7 @@ fn calibrate_is_not_scheduled_itself() -> Result<()> {
     let begun = Instant::now();
     let said = daemon.cli(&["calibrate", "--quick"])?;
     assert_eq!(said["left_out"], serde_json::json!([]), "{said}");
-    // Of ten commands a second, which is all that a tenant without a budget would have, each load alone takes seconds.
+    // With a default budget, ten commands per second, each load would take seconds.
     assert!(begun.elapsed() < Duration::from_secs(60));
     for cost in said["costs"].as_array().context("costs")? {
         let device_ns = cost["device_ns"][0].as_f64().context("a time")?;
@@ -87,7 +86,7 @@ fn calibrate_is_not_scheduled_itself() -> Result<()> {
         !at_least.is_empty(),
         "{note}"
     );
-    // When it has ended, budgets count for everybody, and its name can't be had.
+    // After the run, budgets apply again, and the name is still reserved.
     let refused = daemon.cli(&["tenant", "create", "forebay-calibrate"]);
     assert!(refused.is_err());
     Ok(())

@@ -1,11 +1,10 @@
-//! A daemon that is killed while it waits for a device keeps its claim until that ends.
+//! A daemon that is killed while it waits for a device keeps its claim until the request ends. The
+//! next daemon recognises that claim and continues with all other devices.
 //!
-//! Purpose: the next daemon must know that claim from a living daemon's: it goes on without the device, and with all the
-//! other devices, whose claims the killed one keeps as well, because nothing of it is in flight there.
-//! Design: the device is a file whose reads the test holds (a held write would hold up opening it too, as the kernel
-//! locks the file). Daemons are this test in processes of their own, told by a variable what to do: the test itself
-//! must not touch the file. Then the same with whole daemons and a write to the catalog that is held.
-//! Not here: devices that hang under a daemon that lives (`devices`).
+//! The test delays reads of the device's file. (A delayed write would also block its opening,
+//! because the kernel locks the file.) Daemons are this program in other processes, because the
+//! test itself must not touch the file. Another test uses whole daemons and a delayed catalog
+//! write.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -43,7 +42,7 @@ fn another(told: &str, paths: &[&Path]) -> Result<Child> {
     Ok(command.spawn()?)
 }
 
-/// What another process says of the claim.
+/// Another process's view of the claim.
 fn asked(path: &Path) -> Result<String> {
     let output = another("ask", &[path])?.wait_with_output()?;
     let text = String::from_utf8(output.stdout)?;
@@ -52,7 +51,7 @@ fn asked(path: &Path) -> Result<String> {
     Ok(said.to_owned())
 }
 
-/// What a process of its own does.
+/// The actions of such a process.
 fn act(told: &str) -> Result<()> {
     let paths = std::env::var_os(PATHS).context("no paths")?;
     let mut devices = Vec::new();
@@ -68,7 +67,7 @@ fn act(told: &str) -> Result<()> {
         return Ok(());
     }
     if told == "claim and stay" {
-        // Who asks has it for a moment.
+        // A process that asks holds the claim for a moment.
         wait::until("the claim", MINUTE, || {
             Ok(devices[0].claim_for_daemon().ok())
         })?;
@@ -101,13 +100,12 @@ fn a_killed_daemons_claim_is_no_living_ones() -> Result<()> {
         ensure!(asked(path)? == "of one that lives");
     }
     first.kill()?;
-    // It takes a moment to get there.
     wait::until("the claim of one that is being killed", MINUTE, || {
         Ok((asked(&hangs)? != "of one that lives").then_some(()))
     })?;
     ensure!(asked(&hangs)? == "of one that is being killed, inside a request");
     ensure!(asked(&other)? == "free", "nothing hangs there");
-    // A third one meets the claims of both.
+    // A third process meets the claims of both.
     let mut second = another("claim and stay", &[&other])?;
     let said = BufReader::new(second.stdout.take().context("no output")?);
     let taken = said.lines().find(|line| {
@@ -127,7 +125,7 @@ fn a_killed_daemons_claim_is_no_living_ones() -> Result<()> {
     Ok(())
 }
 
-/// The state of a device, and why it can't be used.
+/// A device's state, and the reason for it.
 fn state(daemon: &Daemon, index: &str) -> Result<(String, String)> {
     let shown = daemon.cli(&["device", "show", index])?;
     let text = |name: &str| shown[name].as_str().unwrap_or_default().to_owned();
@@ -152,7 +150,7 @@ fn only_the_device_that_a_killed_daemon_waits_for_is_missing() -> Result<()> {
     daemon.cli(&["device", "add", &second])?;
     let engine = daemon.processes()?.engine;
 
-    // The copy of the catalog there hangs.
+    // The catalog's copy on this device hangs.
     hold.hold_writes(0..256 * MIB);
     let mut waiting = daemon.cli_command(&["tenant", "create", "u"]).spawn()?;
     hold.wait_held(1)?;
@@ -161,7 +159,7 @@ fn only_the_device_that_a_killed_daemon_waits_for_is_missing() -> Result<()> {
     waiting.wait()?;
     ensure!(killed.try_wait()?.is_none(), "it can't end");
     ensure!(daemon.processes()?.engine == engine, "it serves on");
-    // Its own request may be under way for a while, too.
+    // The new daemon's own request may take a while too.
     wait::until("the first device is there", MINUTE, || {
         let (here, _) = state(&daemon, "0").unwrap_or_default();
         Ok((here == "online").then_some(()))
@@ -177,9 +175,9 @@ fn only_the_device_that_a_killed_daemon_waits_for_is_missing() -> Result<()> {
 
     hold.release();
     killed.wait()?;
-    // Nobody has to say so.
+    // No command is needed.
     wait::until("the device is taken back", MINUTE, || {
-        // It says nothing of them while the pool is opened anew.
+        // `device show` fails while the pool is opened again.
         let state = state(&daemon, "1").unwrap_or_default();
         Ok((state.0 == "online").then_some(()))
     })?;

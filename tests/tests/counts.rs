@@ -1,6 +1,5 @@
-//! Counts over deaths: `stats`, the metrics and a host's SMART log agree, and no death of one process changes them.
-//!
-//! Not here: counters that grow under load while an engine dies (`metrics`).
+//! `stats`, metrics and a host's SMART log have equal counts, and no death of one process changes
+//! them.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -17,7 +16,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const HOST: &str = "nqn.2026-01.test:host";
 const BLOCK: usize = 4096;
 
-/// Reads, writes, latencies counted of reads.
+/// Reads, writes, latencies of reads.
 type Counts = [u64; 3];
 
 struct Counted {
@@ -52,7 +51,6 @@ impl Counted {
         })
     }
 
-    /// Some commands.
     fn work(&mut self, reads: u64, writes: u64) -> Result<()> {
         let mut all = |count: u64, op: &dyn Fn(u64) -> IoOp| {
             (0..count).try_for_each(|n| {
@@ -68,7 +66,7 @@ impl Counted {
         Ok(all(reads, &|lba| IoOp::Read { lba, blocks: 1 })?)
     }
 
-    /// What statistics say, once the metrics and the SMART log say the same.
+    /// The statistics, after metrics and SMART log agree with them.
     fn counts(&self) -> Result<Counts> {
         let stats = self.daemon.cli(&["stats"])?;
         let [read, write] = ["read", "write"].map(|op| &stats["lanes"][0][op]);
@@ -90,7 +88,7 @@ impl Counted {
     }
 
     fn are(&self, expected: Counts, after: &str) -> Result<()> {
-        // The log follows what the daemon tells the engine, which takes some seconds.
+        // The log follows the daemon's messages to the engine, some seconds late.
         let mut last = None;
         let same = wait::until("the same counts everywhere", LIMIT / 4, || {
             let counts = self.counts();
@@ -142,7 +140,7 @@ fn counts_do_not_change_over_a_take_over() -> Result<()> {
         all.daemon.start_again()?;
         again(&mut all, "a daemon's death")?;
     }
-    // An engine dies while nobody watches it, with what was counted since the last save.
+    // An engine dies without a daemon, with counts that were not saved yet.
     let saved = counts[0];
     all.work(5, 0)?;
     all.daemon.kill_all()?;
@@ -156,7 +154,7 @@ fn counts_do_not_change_over_a_take_over() -> Result<()> {
         "between {least} and {} reads: {now:?}",
         saved + 5
     );
-    // A stop in good order loses nothing.
+    // A regular stop loses nothing.
     all.work(5, 5)?;
     let counts = [now[0] + 5, now[1] + 5, now[2] + 5];
     all.daemon.stop()?;

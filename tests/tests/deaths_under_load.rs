@@ -1,10 +1,8 @@
-//! Daemon and engine killed with SIGKILL while hosts write.
+//! SIGKILL of daemon and engine while hosts write. Acknowledged data survives.
 //!
-//! Purpose: what was acknowledged is there afterwards; what hits the translation cache goes on without
-//! a daemon; faults and flushes resume when it is back; hosts notice nothing when the engine died.
-//! Design: the real binary, our initiator's verifying writer as the host. Nothing asserts on time:
-//! progress is counted in commands.
-//! Not here: power cuts (processes die, the page cache and the devices' caches live on).
+//! Without a daemon, commands with cached translations continue; faults and flushes resume when it
+//! is back. Hosts do not notice an engine's death. Progress is counted in commands, not time. There
+//! are no power cuts, so caches survive.
 
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
@@ -68,7 +66,7 @@ impl Lab {
         Ok(Verifier::connect(spec)?)
     }
 
-    /// A writer whose tenant has a budget, of which it wants much more; data of some of its commands is asked for.
+    /// A writer far above its tenant's budget. Some of its commands need R2Ts.
     fn writer_over_budget(&self) -> Result<Verifier> {
         self.daemon
             .cli(&["volume", "create", "u/c", "--size", "16M"])?;
@@ -86,7 +84,7 @@ impl Lab {
         })
     }
 
-    /// From now on a reactor that is idle carries out a part of the other's commands. That takes somebody with a budget.
+    /// Lets an idle reactor do a part of the other's commands; that needs a tenant with a budget.
     fn spread(&self) -> Result<()> {
         self.daemon.cli(&["tenant", "create", "u"])?;
         let base = ["--base-iops", "100", "--base-bandwidth", "4M"];
@@ -110,7 +108,7 @@ impl Lab {
         })
     }
 
-    /// Writes every block once, so that nothing faults afterwards.
+    /// Writes every block once, so that later commands do not fault.
     fn fill(&self, volume: &str, size_bytes: u64) -> Result<()> {
         let nqn = format!("nqn.2026-01.io.forebay:test:t.{volume}");
         let spec = LoadSpec {
@@ -133,7 +131,7 @@ fn read_back_clean(verifier: &mut Verifier) -> Result<()> {
     Ok(())
 }
 
-/// A writer on its own thread that counts what it has written, until told to stop.
+/// A writer on its own thread, which counts written bytes.
 struct Running<'a> {
     over: &'a AtomicBool,
     bytes: &'a AtomicU64,
@@ -151,7 +149,7 @@ impl Running<'_> {
         })?)
     }
 
-    /// Waits until it has written `more` bytes than now.
+    /// Waits until it has written `more` further bytes.
     fn writes_more(&self, what: &str, more: u64) -> Result<()> {
         let goal = self.bytes.load(SeqCst) + more;
         wait::until(what, MINUTE, || {
@@ -166,7 +164,7 @@ fn kill9_daemon_under_load() -> Result<()> {
     let mut lab = lab(&[("full", full_bytes), ("thin", 512 * MIB)])?;
     lab.fill("full", full_bytes)?;
     let mut full = lab.writer("full")?;
-    // Commits what the filling mapped.
+    // Commits the new mappings.
     full.flush()?;
     drop(full);
     let nqn = "nqn.2026-01.io.forebay:test:t.full";
@@ -188,7 +186,7 @@ fn kill9_daemon_under_load() -> Result<()> {
             for _ in 0..2 {
                 running.writes_more("first writes to the thin volume", 2 * MIB)?;
                 lab.daemon.kill_daemon()?;
-                // What is granted and committed needs no daemon: writes, reads and flushes.
+                // Granted and committed extents need no daemon: writes, reads and flushes continue.
                 let report =
                     full.write(
                         WriteGoal::Bytes(8 * MIB),
@@ -252,7 +250,8 @@ fn kill9_engine_under_load() -> Result<()> {
                 lab.daemon.wait_engine_after(dead.generation, MINUTE)?;
                 running.writes_more("writes after a death", 2 * MIB)?;
                 running_b.writes_more("the other tenant's writes after a death", 2 * MIB)?;
-                // More than was in hand: what had no place in the engine as well.
+                // More than the commands in flight, so also commands that the engine had no room
+                // for.
                 running_c.writes_more("what waited for a budget", MIB)?;
             }
             Ok(())
@@ -283,8 +282,7 @@ fn kill9_engine_under_load() -> Result<()> {
     lab.daemon.stop()
 }
 
-/// A deallocation that nobody carried out in time has ended: it must not be carried out later, over
-/// what was written and flushed since.
+/// A deallocation that timed out must not be executed later, over newer, flushed data.
 #[test]
 fn an_abandoned_deallocation_stays_abandoned() -> Result<()> {
     const BLOCKS: u32 = 128;
@@ -304,11 +302,11 @@ fn an_abandoned_deallocation_stays_abandoned() -> Result<()> {
     let ranges = dsm_ranges(&[(0, BLOCKS)]);
     let ended = queue.execute(&IoOp::Deallocate { ranges: 1 }, ranges, MINUTE);
     ensure!(ended.is_err(), "nobody can have carried it out");
-    // Hits: what was granted needs no daemon.
+    // Cached translations need no daemon.
     queue.execute(&write, vec![2; BYTES], MINUTE)?;
     queue.execute(&IoOp::Flush, vec![], MINUTE)?;
     lab.daemon.start_again()?;
-    // The new daemon answers a fault, so it has heard all that the engine had to tell.
+    // The new daemon answers a fault, so it has handled all earlier messages of the engine.
     let elsewhere = IoOp::Write {
         lba: 8192,
         blocks: BLOCKS,

@@ -1,6 +1,4 @@
-//! What cuts off or destroys needs the name of what it destroys, and is refused while somebody uses it.
-//!
-//! Not here: what is left of a pool that was destroyed (`labels`), pools that can't be opened (`pool` of the program).
+//! Destructive commands need the name of their object, and are refused while a host or VM uses it.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -47,7 +45,6 @@ fn destroy_needs_the_name() -> Result<()> {
     daemon.cli(&["export", "create", "t/v", "--any-host"])?;
     let (session, mut queue) = connect(&daemon)?;
 
-    // No name, another name, no flag for what else would go.
     refused(&daemon, &["pool", "destroy"], &["NAME|UUID"])?;
     refused(
         &daemon,
@@ -67,7 +64,7 @@ fn destroy_needs_the_name() -> Result<()> {
         &[HOST, "t/v", "--disconnect-hosts"],
     )?;
     refused(&daemon, &["pool", "destroy", "fast", "--forget"], &["open"])?;
-    // A host that is connected keeps its disk, whichever command would take it.
+    // No command may take a connected host's disk.
     let says = &[HOST, "t/v", "--disconnect-hosts"];
     refused(&daemon, &["export", "delete", "t/v"], says)?;
     refused(&daemon, &["export", "set", "t/v", "--listed-hosts"], says)?;
@@ -84,19 +81,17 @@ fn destroy_needs_the_name() -> Result<()> {
     ensure!(works(&mut queue).is_err(), "the host was not disconnected");
     drop((queue, session));
     daemon.cli(&["export", "set", "t/v", "--any-host"])?;
-    // One that is leaving is waited for.
+    // A command waits for a host that is disconnecting.
     let (session, queue) = connect(&daemon)?;
     drop((queue, session));
     daemon.cli(&["export", "delete", "t/v"])?;
 
-    // So does a machine.
     let target = machine::export_as(&daemon, "t/v", Frontend::NvmePcie, &[])?;
     let disk = machine::connect(&target, &Default::default())?;
     let says = &["virtual machine", "t/v"];
     refused(&daemon, &["export", "delete", "t/v"], says)?;
     let destroy = ["pool", "destroy", "fast", "--delete-volumes"];
     refused(&daemon, &destroy, says)?;
-    // By its UUID, too.
     let pool = daemon.cli(&["pool", "show"])?;
     let uuid = pool["uuid"].as_str().context("a UUID")?.to_owned();
     let destroy = [

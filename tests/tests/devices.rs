@@ -1,11 +1,9 @@
-//! Pools of several devices, one of which hangs, fails, is missing, or comes later.
+//! Pools with a device that hangs, fails, is missing, or is added later: only volumes on it suffer.
 //!
-//! Purpose: only what lives on it suffers: other volumes read, write, flush and deallocate; a volume with
-//! something on a hanging device can be deleted; nobody's bytes show up elsewhere when the hang ends.
-//! Design: devices with switches for hanging and failing. One volume is full before the third device
-//! comes, so it surely has nothing there; another is filled afterwards, so it has. The first two
-//! devices have the catalog. Nothing asserts on time.
-//! Not here: devices that moved (`pool_troubles`), a catalog's device that fails (the pool's tests).
+//! A volume on a hanging device can be deleted, and its data never appears elsewhere when the hang
+//! ends. The first two devices hold the catalog. One volume is full before the third device is
+//! added, so it has nothing there; another is filled afterwards, so it has. Nothing asserts on
+//! time.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -24,7 +22,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
 const SIZE: u64 = 16 * MIB;
 const LARGE: u64 = 48 * MIB;
-/// No first writes, so no extents of other devices.
+/// No first writes, so no extents on other devices.
 const IN_PLACE: Habits = Habits {
     reads: 20,
     holes: 0,
@@ -61,7 +59,7 @@ impl Lab {
         let mut here = create(&daemon, "t/here", SIZE, 1)?;
         here.fill()?;
         here.habits = IN_PLACE;
-        // The third one comes while there is work.
+        // The third device is added under load.
         let over = AtomicBool::new(false);
         let commands = AtomicU64::new(0);
         std::thread::scope(|scope| -> Result<()> {
@@ -98,7 +96,7 @@ impl Lab {
         })
     }
 
-    /// The volume elsewhere does everything.
+    /// The volume without data on the third device works.
     fn others_go_on(&mut self) -> Result<()> {
         let load = self.here.load(|commands| commands < 400)?;
         ensure!(
@@ -124,7 +122,7 @@ fn create(daemon: &Daemon, name: &str, size_bytes: u64, number: u64) -> Result<H
     Ok(Host::new(address, name, size_bytes, 4096, number))
 }
 
-/// Reads a block of each extent: some fail, the others are right. Returns how many fail.
+/// Reads a block of each extent; some fail, the others are right. Returns the number of failures.
 fn partly_fails(host: &mut Host) -> Result<u64> {
     let (_session, mut queue) = host.connect()?;
     let (mut failed, mut read) = (0, 0);
@@ -173,7 +171,7 @@ fn some_blocks(host: &mut Host) -> Result<Vec<(u64, Vec<u8>)>> {
     blocks.collect()
 }
 
-/// Writes what is there already, so that it does not matter which writes go well.
+/// Writes the present content, so that it does not matter which writes succeed.
 fn rewrite(host: &mut Host, blocks: &[(u64, Vec<u8>)]) -> Result<()> {
     let (_session, mut queue) = host.connect()?;
     for (lba, data) in blocks {
@@ -204,7 +202,7 @@ fn hung_device_leaves_others_alone() -> Result<()> {
     let hang = hang_path(&lab.devices[2]);
     std::fs::write(&hang, "")?;
 
-    // Writes that hang: their extents can't be drained.
+    // These writes hang, so their extents can't be drained.
     let (session, mut queue) = gone.connect()?;
     for lba in (0..gone.shadow.blocks()).step_by(16 * 8) {
         let op = IoOp::Write {
@@ -262,7 +260,7 @@ fn hung_device_leaves_others_alone() -> Result<()> {
     wait::until("nothing is quarantined any more", MINUTE, || {
         Ok((lab.quarantined_bytes()? == 0).then_some(()))
     })?;
-    // What hung has landed; nobody gets to see it.
+    // The delayed writes have landed; no volume shows them.
     let mut heir = create(&lab.daemon, "t/heir", LARGE, 4)?;
     heir.check()?;
     heir.fill()?;
@@ -277,7 +275,7 @@ fn hung_device_leaves_others_alone() -> Result<()> {
     lab.daemon.stop()
 }
 
-/// It has a copy of the catalog, and the label that says which one counts.
+/// The hanging device has a catalog copy and the label that names the valid copy.
 #[test]
 fn a_hung_device_with_a_copy_of_the_catalog_holds_up_nobody() -> Result<()> {
     let mut daemon = Daemon::start(&DaemonOptions::default())?;
@@ -307,7 +305,7 @@ fn a_hung_device_with_a_copy_of_the_catalog_holds_up_nobody() -> Result<()> {
 
     let hang = hang_path(&devices[1]);
     std::fs::write(&hang, "")?;
-    // Whatever needs a commit goes on: first writes and flushes, volumes that come and go.
+    // Commits continue: first writes, flushes, creating and deleting volumes.
     let load = here.load(|commands| commands < 400)?;
     ensure!(
         !load.lost && load.interrupted == 0 && load.no_space == 0 && load.flushes > 0,
@@ -335,7 +333,7 @@ fn a_hung_device_with_a_copy_of_the_catalog_holds_up_nobody() -> Result<()> {
     ensure!(!load.lost && load.interrupted == 0, "{load:?}");
     daemon.pool_check()?;
     daemon.kill_all()?;
-    // The copy that was made anew is as good as the other one.
+    // The rebuilt copy is as good as the other one.
     let away = daemon.folder().join("away");
     std::fs::create_dir(&away)?;
     std::fs::rename(&devices[0], away.join("device0"))?;
@@ -363,7 +361,7 @@ fn a_failing_or_missing_device_takes_down_only_what_lives_on_it() -> Result<()> 
     std::fs::write(&fail, "")?;
     partly_fails(&mut lab.there)?;
     lab.others_go_on().context("while it fails")?;
-    // It is named, and gets nothing new.
+    // It is reported, and gets no new extents.
     let name = lab.devices[2].display().to_string();
     rewrite(&mut lab.there, &blocks)?;
     wait::until("the failing device is named", MINUTE, || {
@@ -389,9 +387,8 @@ fn a_failing_or_missing_device_takes_down_only_what_lives_on_it() -> Result<()> 
     new.check()?;
     lab.daemon.stop()?;
 
-    // It is not there at the start.
     let device = lab.devices[2].clone();
-    // In a folder where it isn't looked for.
+    // The device is missing at the start, in a folder that is not searched.
     std::fs::create_dir(lab.daemon.folder().join("away"))?;
     let away = lab.daemon.folder().join("away/device2");
     std::fs::rename(&device, &away)?;
@@ -453,7 +450,7 @@ fn a_device_file_cut_short_in_use_is_named_and_stays_named() -> Result<()> {
         let named = said.contains("cut short") && said.contains("d1.img") && said.contains("t/v");
         Ok((named && state(&daemon, 1)? == "failed").then_some(()))
     })?;
-    // What is left of it can't be reached either, so that nothing makes it longer.
+    // The rest of the file is not accessible either, so no write extends it again.
     wait::until("rights on it are taken back", MINUTE, || {
         Ok((partly_fails(&mut host)? > SIZE / (64 << 10) * 2 / 5).then_some(()))
     })?;
@@ -461,14 +458,13 @@ fn a_device_file_cut_short_in_use_is_named_and_stays_named() -> Result<()> {
     partly_fails(&mut host)?;
     ensure!(warnings(&daemon)?.contains("cut short"));
     ensure!(state(&daemon, 1)? == "failed");
-    // Whoever opens the pool hears that it stays so.
+    // `pool open` reports that the device stays failed.
     for more in [&["--device", &specs[1]][..], &[]] {
         let opened = daemon.cli(&[&["pool", "open"], more].concat());
         let error = opened.err().context("it says that all is well")?;
         ensure!(format!("{error:#}").contains("--force"), "{error:#}");
     }
 
-    // A restart knows it too.
     daemon.stop()?;
     daemon.start_again()?;
     partly_fails(&mut host)?;
@@ -490,7 +486,6 @@ fn a_device_file_cut_short_in_use_is_named_and_stays_named() -> Result<()> {
     daemon.start_again()?;
     ensure!(!warnings(&daemon)?.contains("cut short"));
 
-    // A file that is renamed, or removed.
     let renamed = daemon.folder().join("renamed.img");
     std::fs::rename(&paths[1], &renamed)?;
     daemon.wait_warnings(|said| said.contains("d1.img is not there any more"))?;

@@ -1,13 +1,9 @@
-//! Every command that README and book show is run as it stands there.
+//! Runs every `sh` block of README and book as it is shown.
 //!
-//! Purpose: a page can't tell of a command or an option that is not there any more.
-//! Design: the blocks marked `sh` of a page are one script, in the page's order, in a sandbox of its own with
-//! the program on its path; the first command that fails fails the page. Blocks for a Linux host are run in one by
-//! `docs_commands_run_in_a_guest` (`linux_guest_docs`), those for an installed package by `docs_commands_run_from_the_package`
-//! (`package`). `sh,source` blocks, which build and test, are typed in the checkout by `docs_commands_run_from_source`
-//! (`docs_from_source`). What
-//! sentences mention is parsed by the command line's own test (`cli::mentioned`).
-//! Not here: the page of commands, whose examples are run as one session, from the file they come from.
+//! A page is one script in its own sandbox, and the first failing command fails the page. Examples
+//! of the commands' page run as one session. Other tests run the other blocks: `linux_guest_docs`,
+//! `package`, `docs_from_source`. The command line's test `cli::mentioned` parses commands in
+//! sentences.
 
 use std::fs;
 use std::time::Duration;
@@ -50,7 +46,6 @@ fn run_page(page: &Page) -> Result<()> {
     for part in &page.parts {
         match part.place {
             Place::Machine => lines.extend_from_slice(&part.lines),
-            // Other tests'.
             Place::Host | Place::Package | Place::Source => {}
         }
     }
@@ -65,7 +60,7 @@ fn run(lines: &[String]) -> Result<()> {
     said.map(drop)
 }
 
-/// Not tests of the pages, but of this one's teeth: what fails is a failure.
+/// Tests this file's own detection of failures.
 #[test]
 fn a_command_that_fails_is_seen() -> Result<()> {
     let lines = |text: &str| text.lines().map(str::to_owned).collect::<Vec<_>>();

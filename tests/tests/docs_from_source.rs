@@ -1,9 +1,7 @@
-//! What README and book show to those who have the source is typed in a checkout.
+//! Runs the `sh,source` blocks of README and book in this checkout.
 //!
-//! Purpose: a page can't tell of a command that does not work from a clean checkout.
-//! Design: a file of its own, because it builds with all processors, and others have time limits. Its checkout is the one that is
-//! tested, and what it builds is kept.
-//! Not here: the other blocks (`docs_commands_run`).
+//! It has its own file, because it builds with all processors, and other tests have time limits.
+//! `docs_commands_run` has the other blocks.
 
 use std::process::Command;
 use std::time::Duration;
@@ -12,10 +10,10 @@ use anyhow::{Context, Result, ensure};
 use forebay_tests::book::{self, Page, Place};
 use xtask::process;
 
-/// It may build all of it.
+/// It may build the whole workspace.
 const LIMIT: Duration = Duration::from_secs(1800);
 
-/// The lines of `sh,source` blocks, in the order of the pages, without comments and without those that were there before.
+/// The lines of `sh,source` blocks in order, without comments and duplicates.
 fn from_source(pages: &[Page]) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     let parts = pages.iter().flat_map(|page| &page.parts);
@@ -30,10 +28,9 @@ fn from_source(pages: &[Page]) -> Vec<String> {
     lines
 }
 
-/// What this test is a part of: it can't run it.
+/// Contains this test, so it can't be run here.
 const WHOLE: &str = "make test";
 
-/// The book's `sh,source` blocks run in this checkout.
 #[test]
 fn docs_commands_run_from_source() -> Result<()> {
     let lines = from_source(&book::pages()?);
@@ -49,13 +46,13 @@ fn docs_commands_run_from_source() -> Result<()> {
     Ok(())
 }
 
-/// Types a line in the checkout, as somebody who has just cloned it.
+/// Runs a line as in a fresh clone.
 fn typed(line: &str) -> Result<()> {
     let mut command = Command::new("bash");
     command
         .args(["-euo", "pipefail", "-c", line])
         .current_dir(book::repository());
-    // What the test's own cargo has set is none of theirs.
+    // Remove what the test's own cargo has set.
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
         let is_theirs = ["CARGO_HOME", "CARGO_TERM_COLOR", "CARGO_NET_OFFLINE"].contains(&&*text);
@@ -66,7 +63,7 @@ fn typed(line: &str) -> Result<()> {
     process::run(&mut command, LIMIT).with_context(|| line.to_owned())
 }
 
-/// Not a test of the pages, but of this one's teeth.
+/// Tests this file's own detection of failures.
 #[test]
 fn what_is_not_known_is_seen() -> Result<()> {
     typed("make --dry-run run > /dev/null")?;

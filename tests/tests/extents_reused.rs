@@ -1,12 +1,9 @@
-//! `delete_crash_no_double_owner` and `freed_extent_never_shows_old_bytes`.
+//! Extents change their owner while processes die or the power is cut. No volume shows or
+//! overwrites another's data.
 //!
-//! Purpose: space changes hands while processes die or the power is cut, and nobody ever sees, or
-//! overwrites, what is another's.
-//! Design: a pool so small that what one volume gives up is what the next one gets. A victim is written
-//! all over and then deleted or deallocated; at a random moment somebody dies; an heir writes one small block into
-//! each extent, so that the rest of each must read as zeros; a keeper that lives through it all must
-//! keep what it has. Sectors say whose they are.
-//! Not here: load during the deaths (`kill9_during_allocation`, `powercut_volatile_cache`).
+//! The pool is so small that a new volume gets the extents of an old one. A victim is filled, then
+//! deleted or deallocated, and a process dies at a random moment. An heir writes one block into
+//! each extent; the rest must read as zeros. A keeper must keep its data throughout.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -25,7 +22,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
 const EXTENT: u64 = 64 << 10;
 const BLOCK: u32 = 4096;
-/// Most of the pool: three of them never fit.
+/// Most of the pool: three volumes never fit.
 const VOLUME: u64 = 20 * MIB;
 const KEEPER: u64 = 4 * MIB;
 
@@ -47,7 +44,7 @@ struct Lab {
 
 impl Lab {
     fn new() -> Result<Self> {
-        // What is deleted is given up in slices, with a death between any two.
+        // A deletion frees extents in slices, with a possible death after each.
         let slice = ("FOREBAY_DELETE_SLICE".to_owned(), "40".to_owned());
         let daemon = Daemon::start(&DaemonOptions {
             environment: vec![slice],
@@ -62,7 +59,7 @@ impl Lab {
             device,
             numbers: 0,
         };
-        // What is left over for the volumes of these tests is a little more than two.
+        // Leave slightly more space than two volumes.
         let pool = lab.daemon.cli(&["pool", "show"])?;
         let clean = pool["clean_bytes"].as_u64().context("clean_bytes")?;
         let ballast = clean.saturating_sub(2 * VOLUME + KEEPER + 6 * MIB);
@@ -88,7 +85,7 @@ impl Lab {
         Ok(Host::new(address, name, size_bytes, BLOCK, number))
     }
 
-    /// Somebody dies, and all is up again.
+    /// Kills processes and waits until all run again.
     fn die(&mut self, death: Death, before: &Processes, seed: u64) -> Result<Promise> {
         match death {
             Death::Engine => {
@@ -130,14 +127,14 @@ impl Lab {
     }
 }
 
-/// Writes one block into each extent, which one depends on the extent; as long as there is space.
+/// Writes one block into each extent, at a different place in each, while there is space.
 fn dot(host: &mut Host) -> Result<u64> {
     let (_session, mut queue) = host.connect_soon()?;
     let per_extent = EXTENT / u64::from(BLOCK);
     let extents = host.shadow.blocks() / per_extent;
     for extent in 0..extents {
         let lba = extent * per_extent + extent % per_extent;
-        // What was just freed is laundered first.
+        // Freed extents are zero-filled first.
         let written = wait::until("space that was freed", MINUTE, || {
             match host.write_with(&mut queue, lba, 1) {
                 written if is_no_space(&written) => Ok(None),
@@ -149,7 +146,6 @@ fn dot(host: &mut Host) -> Result<u64> {
     Ok(extents)
 }
 
-/// Deallocates everything, in pieces.
 fn deallocate(host: &mut Host) -> Result<()> {
     let (_session, mut queue) = host.connect_soon()?;
     let piece = (2 * MIB / u64::from(BLOCK)) as u32;
@@ -178,9 +174,8 @@ fn delete_crash_no_double_owner() -> Result<()> {
             None => lab.create("victim", VOLUME)?,
         };
         victim.fill()?;
-        // Asked now: later it would wait for the deletion.
+        // A later request would wait for the deletion.
         let before = lab.daemon.processes()?;
-        // The deletion runs while somebody dies.
         let mut export = lab
             .daemon
             .cli_command(&["export", "delete", &name, "--disconnect-hosts"]);
@@ -202,7 +197,6 @@ fn delete_crash_no_double_owner() -> Result<()> {
         dot(&mut heir).with_context(|| format!("round {round}, {death:?}"))?;
         heir.check()?;
         if there {
-            // Not deleted, so it is as it was.
             lab.daemon.cli(&["export", "create", &name, "--any-host"])?;
             victim
                 .verify(promise)
@@ -234,7 +228,7 @@ fn freed_extent_never_shows_old_bytes() -> Result<()> {
         }
         std::thread::sleep(Duration::from_millis(dice.below(40)));
         let (heir_name, mut heir) = lab.create("heir", VOLUME)?;
-        // Some of what was freed has a new owner when the death comes, some hasn't.
+        // At the death, a part of the freed extents has a new owner.
         let before = lab.daemon.processes()?;
         let blocks = dice.below(VOLUME / EXTENT);
         let (session, mut queue) = heir.connect_soon()?;

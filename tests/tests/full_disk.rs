@@ -1,12 +1,9 @@
-//! A pool in a sparse file on a filesystem that fills up.
+//! A sparse pool file on a filesystem that fills up. Other tenants are unharmed, written data reads
+//! back, a daemon starts, and deleting the filler's volume frees space.
 //!
-//! Purpose: one tenant that writes until nothing fits any more harms nobody else: daemon and engine
-//! live on, what is written reads back, a daemon starts, and deleting the filler's volume makes room.
-//! Design: a small ext4 in an image file, mounted by loop, holds pool, state and run folders together,
-//! as the default configuration does. The pool is far larger than the filesystem. Nothing asserts on
-//! time. Mounting needs root: where it is impossible the test says so and does nothing, but root in CI
-//! must be able to.
-//! Not here: a pool that is full itself.
+//! A small ext4, mounted from an image file, holds the pool, state and run folders. Nothing asserts
+//! on time. Mounting needs root: elsewhere the test is skipped with a message, but in CI root must
+//! be able to mount. `full_pool` has a full pool.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -25,12 +22,12 @@ use xtask::process;
 const HOST: &str = "nqn.2026-01.test:host";
 const MINUTE: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
-/// Of the filesystem: the journal, the grant table and the catalog take their part.
+/// Includes the journal, the grant table and the catalog.
 const DISK_BYTES: u64 = 120 * MIB;
 const FILL_CHUNK_BYTES: usize = 256 << 10;
-/// 128 MiB: a grant table's page, and a catalog's, hold far less.
+/// 128 MiB, far more than a page of the grant table or of the catalog describes.
 const INSIST_CHUNKS: u32 = 512;
-/// How often one write of the filler may be told to come again.
+/// Retries of one write of the filler.
 const RETRIES: u32 = 50;
 
 /// A filesystem in an image file, unmounted when dropped.
@@ -48,7 +45,7 @@ impl SmallDisk {
             .tempdir_in(parent.canonicalize()?)?;
         let image = folder.path().join("image");
         File::create_new(&image)?.set_len(DISK_BYTES)?;
-        // -m 0: nothing is kept for root, who we are.
+        // -m 0: no space reserved for root.
         let mut mkfs = Command::new("mkfs.ext4");
         process::output(mkfs.args(["-q", "-F", "-m", "0"]).arg(&image), MINUTE)?;
         let mounted_at = folder.path().join("m");
@@ -74,7 +71,7 @@ impl Drop for SmallDisk {
             let mut command = Command::new("umount");
             process::output(command.args(lazy).arg(&self.mounted_at), MINUTE)
         };
-        // Whoever was just killed may still hold it for a moment.
+        // A killed process may use it for a moment longer.
         let unmounted = wait::until("it is unmounted", Duration::from_secs(10), || {
             Ok(unmount(&[]).ok())
         });
@@ -86,7 +83,7 @@ impl Drop for SmallDisk {
     }
 }
 
-/// The disk; `None` where this user or this machine can't mount one.
+/// `None` if this user or node can't mount one.
 fn small_disk() -> Result<Option<SmallDisk>> {
     let is_root = rustix::process::geteuid().is_root();
     let in_ci = std::env::var_os("CI").is_some_and(|value| value == "true");
@@ -104,9 +101,8 @@ fn nqn(tenant: &str) -> String {
     format!("nqn.2026-01.io.forebay:test:{tenant}.v")
 }
 
-/// Writes from the volume's beginning until the target says that there is no space, and then goes on for
-/// [`INSIST_CHUNKS`] more: each is granted extents, for which the daemon may find no room either. Returns
-/// how many bytes the target took before it refused.
+/// Writes a volume until there is no space, and [`INSIST_CHUNKS`] more, for whose extents the
+/// daemon may lack space too. Returns the bytes accepted before the first refusal.
 fn fill(address: SocketAddr, volume_bytes: u64) -> Result<u64> {
     let mut session = Session::connect(address, &nqn("filler"), HOST, &Options::default())?;
     let mut queue = session.open_queue(1)?;
@@ -145,7 +141,7 @@ fn fill(address: SocketAddr, volume_bytes: u64) -> Result<u64> {
     took.context("the volume took all: the disk did not fill up")
 }
 
-/// The filler's first bytes are there.
+/// The filler's first bytes are intact.
 fn filler_reads(address: SocketAddr) -> Result<()> {
     let mut session = Session::connect(address, &nqn("filler"), HOST, &Options::default())?;
     let mut queue = session.open_queue(1)?;
@@ -188,7 +184,7 @@ fn start(parent: &Path) -> Result<Daemon> {
 
 #[test]
 fn a_full_disk_below_the_pool_is_survived_and_space_comes_back() -> Result<()> {
-    // Dropped after the daemon.
+    // Must be dropped after the daemon.
     let Some(disk) = small_disk()? else {
         return Ok(());
     };
@@ -203,7 +199,7 @@ fn a_full_disk_below_the_pool_is_survived_and_space_comes_back() -> Result<()> {
         error.contains("1 GiB") && error.contains("are free"),
         "{error}"
     );
-    // What is made by hand may grow into room that is made later.
+    // A file made by hand may exceed the free space, which may grow later.
     File::create_new(&file)?.set_len(1 << 30)?;
     let before = daemon.create_pool(&["--device", &device])?;
     make_volume(&daemon, "keeper", "64M")?;
@@ -229,7 +225,6 @@ fn a_full_disk_below_the_pool_is_survived_and_space_comes_back() -> Result<()> {
     reads_back(&mut keeper).context("the other tenant's data on the full disk")?;
     filler_reads(address)?;
 
-    // A daemon starts on a full disk, too.
     daemon.kill_daemon()?;
     daemon.start_again()?;
     ensure!(
@@ -239,7 +234,7 @@ fn a_full_disk_below_the_pool_is_survived_and_space_comes_back() -> Result<()> {
     reads_back(&mut keeper).context("after the daemon's restart on the full disk")?;
     filler_reads(address)?;
 
-    // So it does after a stop in good order, which leaves less room than there was.
+    // A regular stop and start leaves less space than before.
     daemon.stop()?;
     daemon.start_again()?;
     reads_back(&mut keeper).context("after a stop and a start on the full disk")?;

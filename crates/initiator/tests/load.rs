@@ -1,4 +1,4 @@
-//! The load generator against a target made for these tests.
+//! Tests of the load generator against a fake target.
 
 mod fake;
 
@@ -52,7 +52,7 @@ fn a_load_counts_what_the_target_saw() {
 #[test]
 fn a_load_ends_by_time_and_walks_in_order() {
     let target = Target::start(Config::default());
-    // On a machine that has little time for this, longer.
+    // Doubled below, for slow nodes.
     let mut duration = Duration::from_millis(200);
     loop {
         let spec = LoadSpec {
@@ -71,7 +71,6 @@ fn a_load_ends_by_time_and_walks_in_order() {
         duration *= 2;
         assert!(duration < Duration::from_secs(60), "nothing is written");
     }
-    // The whole span was written, and nothing behind it.
     let disk = target.disk();
     assert!(
         disk[..64 * 4096]
@@ -101,7 +100,6 @@ fn a_load_that_takes_each_place_once_ends_by_itself() {
         assert_eq!((report.total.ops, report.errors), (33, 0));
         assert_eq!(target.counters().writes.load(SeqCst) - before, 33);
     }
-    // Each of them, and nothing between.
     for (i, chunk) in target.disk()[..33 * 16384].chunks(4096).enumerate() {
         assert_eq!(chunk.iter().any(|&b| b != 0), i % 4 == 0, "{i}");
     }
@@ -180,7 +178,7 @@ fn errors_are_counted_and_a_death_is_an_error() {
     );
 }
 
-/// It may be slower than its pace, never faster.
+/// A load may be slower than its pace, but never faster.
 #[test]
 fn a_load_has_its_pace() {
     let target = Target::start(Config::default());

@@ -1,4 +1,4 @@
-//! Sessions, queues and discovery against a target made for these tests.
+//! Tests of sessions, queues and discovery against a fake target.
 
 mod fake;
 
@@ -25,7 +25,6 @@ fn pattern(bytes: usize, seed: u8) -> Vec<u8> {
         .collect()
 }
 
-/// Every way that data can travel, under one configuration.
 fn exercise(config: Config, options: &Options) {
     let target = Target::start(config);
     let mut session = Session::connect(target.addr(), SUBNQN, HOSTNQN, options).unwrap();
@@ -34,7 +33,7 @@ fn exercise(config: Config, options: &Options) {
     assert_eq!(session.namespaces()[0].size_bytes(), 1 << 20);
     assert_eq!(session.namespace_uuid(1).unwrap(), Some([0xab; 16]));
     let mut queue = session.open_queue(1).unwrap();
-    // In-capsule, just above, and large enough to be cut by R2T and MAXH2CDATA.
+    // In-capsule, slightly larger, and large enough to be split by R2T and MAXH2CDATA.
     for (lba, blocks) in [(0, 1), (8, 8), (100, 9), (200, 200), (1000, 1000)] {
         let data = pattern(blocks as usize * 512, lba as u8);
         let write = IoOp::Write {
@@ -98,7 +97,7 @@ fn data_travels_every_way() {
 fn data_travels_every_way_with_digests_alignment_and_responses() {
     let mut config = Config {
         success: false,
-        // Long enough to be received straight into the buffer.
+        // Long enough to be received directly into the buffer.
         c2h_bytes: 1 << 20,
         ..Config::default()
     };
@@ -124,7 +123,7 @@ fn success_replaces_the_response_only_without_sq_flow_control() {
         let mut queue = session.open_queue(1).unwrap();
         let read = IoOp::Read { lba: 0, blocks: 1 };
         queue.execute(&read, vec![0; 512], LIMIT).unwrap();
-        // Connect's, and the read's or not.
+        // Connect's response, and the read's if it has one.
         assert_eq!(target.counters().responses.load(SeqCst) - before, responses);
     }
 }
@@ -307,7 +306,6 @@ fn keep_alives_go_out_and_growth_is_seen() {
     assert_eq!(events[0].changed_nsids, [1]);
     let namespace = session.identify_namespace(1).unwrap().unwrap();
     assert_eq!(namespace.size_blocks, 4096);
-    // The request was renewed.
     target.grow(8192);
     assert_eq!(session.wait_events(LIMIT).unwrap().len(), 1);
 }

@@ -1,4 +1,4 @@
-//! The verifier against a target that loses, misplaces and forgets on order, and dies.
+//! Tests of the verifier against a fake target that dies, and that loses or misplaces writes.
 
 mod fake;
 
@@ -61,7 +61,7 @@ fn a_lost_write_is_found_stale_or_missing() {
         ..Config::default()
     });
     let mut spec = spec(&target);
-    // So few blocks that each was written before.
+    // Few blocks, so that each was written before.
     spec.span_bytes = Some(16 * 4096);
     let mut verifier = Verifier::connect(spec).unwrap();
     write(&mut verifier, 700 * 4096);
@@ -125,7 +125,6 @@ fn what_was_there_before_may_be_ignored() {
     assert!(!report.is_clean());
 }
 
-/// Writes while the target dies five times, then reads back.
 fn through_deaths(promise: Promise, lose_cache: bool) -> (WriteReport, VerifyReport) {
     let target = Target::start(Config::default());
     let mut spec = spec(&target);
@@ -172,7 +171,6 @@ fn what_was_flushed_survives_deaths_that_lose_the_cache() {
     assert!(written.reconnects >= 5 && written.flushes > 0);
 }
 
-/// Writes, flushes, writes again, and the target dies and loses its cache.
 fn after_a_lost_cache(promise: Promise, ignore_flushes: bool) -> VerifyReport {
     let target = Target::start(Config {
         ignore_flushes,
@@ -223,7 +221,7 @@ fn a_target_that_stays_dead_is_an_error_and_work_goes_on_when_it_is_back() {
     target.live();
     let report = verifier.read_back(&mut |_| ()).unwrap();
     assert!(report.is_clean(), "{report}");
-    // The writes that were left behind were driven before anything was read.
+    // The remaining writes were driven before the reads.
     assert!(target.counters().writes.load(SeqCst) > 100);
     verifier.flush().unwrap();
 }

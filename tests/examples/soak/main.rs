@@ -1,12 +1,11 @@
-//! The run `troubles` of `cargo xtask soak`: everything that can go wrong, for as long as asked.
+//! The run `troubles` of `cargo xtask soak`: random faults from a seed, while hosts judge every
+//! byte.
 //!
-//! Purpose: deaths of engine, daemon and both; device errors, torn writes, delays, lost flushes, hangs, errors of what
-//! the daemon reads and writes; commands that crash an engine, or have it stuck; connections cut; volumes made, grown
-//! and removed: at random from a seed, while hosts do everything a host may and judge every byte.
-//! Design: one trouble after the other (`troubles`), and among them storms of all at the same time (`storm`), on a
-//! pool of two `faulty:` devices. Each trouble says what hosts may notice of it; whatever else they notice ends the soak
-//! with an error. At the end everything is read back and the pool is checked. Prints what was survived.
-//! Not here: power cuts (`powercut_volatile_cache` in `tests/tests/`).
+//! Single troubles (`troubles`) alternate with storms (`storm`), on a pool of two `faulty:`
+//! devices. Processes die, devices fail, commands crash engines, connections are cut and volumes
+//! change. Anything that hosts notice beyond a trouble's tolerance is an error. At the end
+//! everything is read back and the pool is checked. There are no power cuts
+//! (`powercut_volatile_cache`).
 
 mod storm;
 mod troubles;
@@ -27,7 +26,6 @@ use crate::victim::Victim;
 const HOSTS: u8 = 4;
 const VOLUME_BYTES: u64 = 48 * MIB;
 
-/// What the hosts are told and say while they work.
 pub(crate) struct Shared {
     over: AtomicBool,
     /// Connections may be lost.
@@ -127,7 +125,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// Works until it is over, connecting again when that is allowed.
+/// Loads until `over`, with reconnects if allowed.
 fn work(host: &mut Host, number: usize, shared: &Shared) -> Result<Load> {
     let mut all = Load::default();
     while !shared.over.load(SeqCst) {
@@ -145,7 +143,7 @@ fn work(host: &mut Host, number: usize, shared: &Shared) -> Result<Load> {
                 shared.may_lose.load(SeqCst),
                 "a connection was lost for no reason: {load:?}"
             );
-            // That takes longer than it may be given.
+            // Reading back may meet the next death.
             while let Err(error) = host.verify(Promise::Acknowledged) {
                 ensure!(shared.may_lose.load(SeqCst) && is_lost(&error), error);
             }

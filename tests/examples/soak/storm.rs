@@ -1,11 +1,7 @@
-//! All troubles at the same time.
+//! All troubles at the same time, a thread for each kind.
 //!
-//! Purpose: what no single trouble shows: a death while a device hangs, a connection is cut, a volume is made, and a
-//! command kills.
-//! Design: a thread for each kind of trouble. Hosts may lose connections, and may be told of devices' errors and to
-//! come later; what they read must be right all the same, and when it is over everybody works as before. Of what the
-//! command line is told nothing is expected while it lasts.
-//! Not here: single troubles (`troubles`).
+//! Hosts may lose connections, see device errors and be asked to retry, but must read correct data.
+//! Afterwards all hosts must work again. Results of the command line are ignored meanwhile.
 
 use std::path::Path;
 use std::process::Command;
@@ -23,7 +19,6 @@ use xtask::process;
 use crate::troubles::{HostSwitches, Troubles};
 use crate::victim::Touched;
 
-/// What happened while it lasted.
 #[derive(Default)]
 struct Happened {
     engines: AtomicU64,
@@ -35,7 +30,7 @@ struct Happened {
 }
 
 impl Troubles<'_> {
-    /// All of them for some seconds.
+    /// Runs all troubles for some seconds.
     pub(crate) fn storm(&mut self) -> Result<&'static str> {
         self.shared.may_lose.store(true, SeqCst);
         for (tolerates, _) in &self.hosts {
@@ -116,17 +111,18 @@ impl Troubles<'_> {
     }
 }
 
-/// A device's fault keeps the daemon from opening its pool. It tries again.
+/// A device fault keeps the daemon from opening its pool; it tries again.
 fn has_no_pool(daemon: &Daemon) -> bool {
     daemon.status().is_ok_and(|status| status["pool"].is_null())
 }
 
-/// Deaths, until the end; a daemon that was killed is there again then, unless a device's fault keeps it away.
+/// Kills processes until `end`. Then a killed daemon runs again, unless a device fault prevents
+/// that.
 fn die(daemon: &mut Daemon, dice: &mut Dice, end: Instant, happened: &Happened) -> Result<()> {
     while Instant::now() < end {
         std::thread::sleep(Duration::from_millis(50 + dice.below(700)));
         if daemon.has_died()? {
-            // A device may fail what it reads at its start.
+            // A device may fail the daemon's reads at its start.
             happened.daemons.fetch_add(1, SeqCst);
             let _ = daemon.start_again();
             continue;
@@ -134,7 +130,7 @@ fn die(daemon: &mut Daemon, dice: &mut Dice, end: Instant, happened: &Happened) 
         match dice.below(12) {
             0 => daemon.kill_daemon()?,
             1 => daemon.kill_all()?,
-            // None may run just now.
+            // There may be no engine now.
             _ => drop(
                 daemon
                     .kill_engine()
@@ -145,7 +141,7 @@ fn die(daemon: &mut Daemon, dice: &mut Dice, end: Instant, happened: &Happened) 
     Ok(())
 }
 
-/// Other faults of one device, for a while.
+/// Makes one device faulty for a while.
 fn bad_devices(
     devices: &[std::path::PathBuf],
     trap: &(std::path::PathBuf, u64),
@@ -180,7 +176,7 @@ fn cut(hosts: &[HostSwitches], dice: &mut Dice) {
     cut.store(true, SeqCst);
 }
 
-/// More than are carried out.
+/// More commands than can be executed.
 fn volume_commands(daemon: &Daemon, volumes: &mut u64) -> Vec<Command> {
     let mut commands = Vec::new();
     for _ in 0..200 {

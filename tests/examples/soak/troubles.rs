@@ -1,8 +1,5 @@
-//! Single troubles, one after the other.
-//!
-//! Purpose: what goes wrong in a soak, and what hosts may notice of each trouble.
-//! Design: each has the hosts tolerate what it may bring, lets it happen, and ends when everybody works as before.
-//! Not here: all of them at the same time (`storm`), the hosts' work (`main`).
+//! Single troubles, one after the other. Each sets what hosts tolerate, and ends when all hosts
+//! work again.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -22,13 +19,12 @@ use serde_json::Value;
 use crate::Shared;
 use crate::victim::Victim;
 
-/// What is left of a trouble after it: so many commands of each host later it is over.
+/// A trouble is over when each host has completed this many further commands.
 const SETTLED: u64 = 200;
 
 /// A host's `tolerates` and `cut`.
 pub(crate) type HostSwitches = (Arc<AtomicU8>, Arc<AtomicBool>);
 
-/// What goes wrong, and who is told of it.
 pub(crate) struct Troubles<'a> {
     pub(crate) devices: Vec<PathBuf>,
     pub(crate) hosts: Vec<HostSwitches>,
@@ -41,11 +37,10 @@ pub(crate) struct Troubles<'a> {
     pub(crate) victim: Victim,
 }
 
-/// How many different troubles there are.
 const TROUBLES: u64 = 14;
 
 impl Troubles<'_> {
-    /// Each trouble once, in any order, and then at random, until `end`; at last a storm.
+    /// Runs each trouble once in random order, then random ones until `end`, and a storm last.
     pub(crate) fn all(&mut self, end: Instant) -> Result<()> {
         self.settle("the beginning")?;
         let mut first: Vec<u64> = (0..TROUBLES).collect();
@@ -59,7 +54,6 @@ impl Troubles<'_> {
         self.one(TROUBLES - 1)
     }
 
-    /// One trouble, until hosts work as before.
     fn one(&mut self, which: u64) -> Result<()> {
         let begin = Instant::now();
         let name = match which {
@@ -105,7 +99,7 @@ impl Troubles<'_> {
         Ok(())
     }
 
-    /// Everybody works, and nothing more is tolerated.
+    /// Waits until all hosts work and the devices are back; then errors are no longer tolerated.
     fn settle(&mut self, after: &str) -> Result<()> {
         wait::until("the devices are back", 2 * MINUTE, || {
             let devices = self.daemon.cli(&["device", "list"])?;
@@ -138,7 +132,7 @@ impl Troubles<'_> {
     }
 
     fn engine_dies(&mut self) -> Result<&'static str> {
-        // Sometimes its successors too, before they have begun.
+        // Sometimes early successors die too.
         for _ in 0..=self.dice.below(3) {
             let dead = self.daemon.kill_engine()?;
             self.daemon.wait_engine_after(dead.generation, MINUTE)?;
@@ -171,7 +165,7 @@ impl Troubles<'_> {
         Ok("connections cut")
     }
 
-    /// Faults for a while, and now and then a death in the middle of them.
+    /// Makes a device faulty for a while, sometimes with a death meanwhile.
     fn device(
         &mut self,
         name: &'static str,
@@ -198,7 +192,7 @@ impl Troubles<'_> {
         Ok(name)
     }
 
-    /// A command crashes engines until one answers it; nobody else notices.
+    /// A command crashes engines until one answers it; other hosts notice nothing.
     fn poisoned(&mut self) -> Result<&'static str> {
         let faults = Faults {
             poison: Some(self.victim.place),
@@ -208,7 +202,7 @@ impl Troubles<'_> {
         Ok("commands that crash engines")
     }
 
-    /// A command has reactors spin until an engine answers it; nobody else notices.
+    /// A command makes reactors spin until an engine answers it; other hosts notice nothing.
     fn stuck(&mut self) -> Result<&'static str> {
         let faults = Faults {
             spin: Some(self.victim.place),
@@ -218,7 +212,7 @@ impl Troubles<'_> {
         Ok("commands that have reactors stuck")
     }
 
-    /// A volume is made, must read as zeros, is written, grown and removed.
+    /// Creates a volume, checks that it reads as zeros, writes, grows and deletes it.
     fn volume_comes_and_goes(&mut self) -> Result<&'static str> {
         self.volumes += 1;
         let volume = format!("t/new{}", self.volumes);

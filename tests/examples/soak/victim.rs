@@ -1,9 +1,8 @@
-//! A volume that has one block at which an engine dies, or gets stuck.
+//! A volume with one block that kills or blocks an engine when it is read.
 //!
-//! Purpose: a host whose command kills: it is answered Internal Error at its third attempt, or its export is
-//! quarantined; whatever happens, nobody else notices, and the block keeps what it holds.
-//! Design: the block has a content that stands nowhere else, so its place on the pool's devices is found by looking.
-//! Not here: when it is touched.
+//! The command gets Internal Error at its third attempt, or its export is quarantined. Other hosts
+//! notice nothing, and the block keeps its content. That content is unique, so the block's place on
+//! the devices is found by search.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -23,31 +22,30 @@ const NQN: &str = "nqn.2026-01.io.forebay:test:t.victim";
 /// Internal Error (Base 2.1, figure "Generic Command Status Values").
 const INTERNAL_ERROR: (u8, u8) = (0, 6);
 
-/// See the module's text.
 pub(crate) struct Victim {
     address: SocketAddr,
     content: Vec<u8>,
-    /// Where the block is: which device, and its address there.
+    /// The block's device, and its address there.
     device: PathBuf,
     pub(crate) place: u64,
     connection: Option<(Session, IoQueue)>,
 }
 
-/// How a touch of the block ended.
+/// The result of a read of the block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Touched {
-    /// It was read, and holds what it must.
+    /// Correct content.
     Read,
-    /// Internal Error, not to be tried again.
+    /// Internal Error with DNR set.
     Killed,
-    /// The connection is lost, or there is none.
+    /// The connection is lost or missing.
     Lost,
-    /// Another error of a device, or later.
+    /// Another device error, or a status that asks for a retry.
     Failed,
 }
 
 impl Victim {
-    /// Makes the volume, on one of these devices.
+    /// Creates the volume, which lies on one of `devices`.
     pub(crate) fn new(daemon: &Daemon, address: SocketAddr, devices: &[PathBuf]) -> Result<Self> {
         daemon.cli(&["volume", "create", VOLUME, "--size", "16M"])?;
         daemon.cli(&["export", "create", VOLUME, "--any-host"])?;
@@ -86,12 +84,11 @@ impl Victim {
         Ok((session, queue))
     }
 
-    /// Which block of which device kills.
     pub(crate) fn trap(&self) -> (PathBuf, u64) {
         (self.device.clone(), self.place)
     }
 
-    /// Reads the block, connecting before if need be.
+    /// Reads the block; connects first if needed.
     pub(crate) fn touch(&mut self) -> Result<Touched> {
         let connected = match self.connection.take() {
             Some(connection) => Ok(connection),
@@ -122,9 +119,9 @@ impl Victim {
         Ok(touched)
     }
 
-    /// Touches the block while it kills, and nothing else goes on.
+    /// Reads the block while `faults` are active.
     pub(crate) fn is_killed(&mut self, daemon: &Daemon, faults: &Faults) -> Result<()> {
-        // It may have ended with both processes.
+        // The connection may have ended with both processes.
         self.connection = Some(self.connect()?);
         faulty::set(&self.device, faults)?;
         let touched = self.touch()?;
@@ -143,7 +140,7 @@ impl Victim {
         self.heal(daemon)
     }
 
-    /// Nothing kills any more: its block is read, after an operator's word if it takes one.
+    /// Waits until the block can be read again; resumes a quarantined export.
     pub(crate) fn heal(&mut self, daemon: &Daemon) -> Result<()> {
         wait::until("the victim is served again", MINUTE, || {
             if self.touch()? == Touched::Read {

@@ -1,8 +1,7 @@
-//! A tiny NVMe/TCP target, for the initiator's own tests.
+//! A small NVMe/TCP target for the initiator's tests, written from the specification: one namespace
+//! in memory, and faults on request.
 //!
-//! Purpose: an independent other side, written from the specification, with one namespace in memory and faults that a
-//! test can order. Design: a thread per connection, blocking sockets, one command at a time.
-//! What it does *not* do: judge the host beyond what a test needs; be fast.
+//! Each connection has a thread, and executes one command at a time.
 
 #![allow(dead_code)]
 
@@ -30,7 +29,7 @@ pub(crate) const HOSTNQN: &str =
     "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-555555555555";
 pub(crate) const BLOCK: u32 = 512;
 
-/// What the target does, and does wrong.
+/// Properties and faults of the target. Commands are counted from 1; 0 disables a fault.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     pub(crate) size_bytes: usize,
@@ -39,23 +38,23 @@ pub(crate) struct Config {
     pub(crate) mqes: u16,
     /// C2HData with SUCCESS instead of a response.
     pub(crate) success: bool,
-    /// Reads are sent in pieces of so many bytes.
+    /// Largest C2HData.
     pub(crate) c2h_bytes: u32,
-    /// R2Ts are for at most so many bytes.
+    /// Largest R2T.
     pub(crate) r2t_bytes: u32,
-    /// The (1-based) write with this number is acknowledged but not done.
+    /// This write is acknowledged but not executed.
     pub(crate) lose_write: u64,
-    /// The write with this number goes to the following block instead.
+    /// This write goes to the following block.
     pub(crate) misplace_write: u64,
-    /// The write with this number ends with an error status.
+    /// This write fails.
     pub(crate) fail_write: u64,
-    /// A bit of the data of the read with this number is flipped after its digest was made.
+    /// A bit of this read's data is flipped after its digest was made.
     pub(crate) corrupt_read: u64,
-    /// The I/O command with this number is never answered.
+    /// This I/O command is never answered.
     pub(crate) ignore_command: u64,
-    /// The write with this number is asked for all its data and ends with an error status in the same breath.
+    /// This write gets an R2T for all its data, and fails at the same time.
     pub(crate) fail_with_r2t: u64,
-    /// Flushes end well but make nothing durable.
+    /// Flushes succeed but make nothing durable.
     pub(crate) ignore_flushes: bool,
 }
 
@@ -100,14 +99,14 @@ pub(crate) struct Counters {
 struct State {
     config: Config,
     addr: SocketAddr,
-    /// What is durable, and what a flush makes so.
+    /// The disk now, and its content at the last flush.
     disk: Mutex<Vec<u8>>,
     flushed: Mutex<Vec<u8>>,
     counters: Counters,
     refusing: AtomicBool,
     stop: AtomicBool,
     streams: Mutex<Vec<TcpStream>>,
-    /// Held by a namespace change: the held event requests' command identifiers by connection.
+    /// An event is due: answer the pending event request.
     notify: AtomicBool,
     size_blocks: AtomicU64,
 }
@@ -141,7 +140,7 @@ impl Target {
                     return;
                 }
                 if accepting.refusing.load(SeqCst) {
-                    continue; // drops it
+                    continue;
                 }
                 let twin = stream.try_clone().unwrap();
                 accepting.streams.lock().unwrap().push(twin);
@@ -167,7 +166,7 @@ impl Target {
         &self.state.counters
     }
 
-    /// Dies: connections end and new ones are refused. With `lose_cache`, what was not flushed is lost.
+    /// Ends all connections and refuses new ones. With `lose_cache`, unflushed data is lost.
     pub(crate) fn die(&self, lose_cache: bool) {
         self.state.refusing.store(true, SeqCst);
         for stream in self.state.streams.lock().unwrap().drain(..) {
@@ -269,7 +268,6 @@ impl<'a> Serve<'a> {
         self.stream.write_all(&out[..n])
     }
 
-    /// Reads a PDU with its data, whose digest must be right.
     fn pdu(&mut self) -> io::Result<(Frame, Vec<u8>)> {
         let frame = loop {
             match parse(&self.buf, &self.params) {
@@ -317,7 +315,6 @@ impl<'a> Serve<'a> {
         self.stream.write_all(&out[..n])
     }
 
-    /// Data for the host, in pieces; the response follows unless SUCCESS stood for it.
     fn send_data(&mut self, cid: u16, data: &[u8], corrupt: bool) -> io::Result<()> {
         let mut at = 0;
         let success = self.state.config.success && self.sq_flow_off && !self.admin;
@@ -350,7 +347,6 @@ impl<'a> Serve<'a> {
         self.respond(cid, Status::SUCCESS, 0)
     }
 
-    /// The data of a writing command: in the capsule, or asked for.
     fn take_data(&mut self, sqe: &Sqe, in_capsule: Vec<u8>) -> io::Result<Vec<u8>> {
         match decode_sgl(sqe, in_capsule.len() as u32).unwrap() {
             DataPlace::InCapsule {
@@ -383,7 +379,7 @@ impl<'a> Serve<'a> {
 
     fn answer_of(&mut self, r2t: &R2t, all: &mut Vec<u8>) -> io::Result<()> {
         let end = (r2t.offset_bytes + r2t.length_bytes) as usize;
-        // Commands that come in between wait behind.
+        // Keep commands that arrive in between.
         let mut later = Vec::new();
         while all.len() < end {
             let (frame, data) = self.pdu()?;
