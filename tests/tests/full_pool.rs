@@ -1,10 +1,8 @@
-//! A pool that is full.
+//! A thin volume fills its pool completely.
 //!
-//! Purpose: a thin volume as large as the pool fills completely; then writes that need space get
-//! Capacity Exceeded, reads and overwrites go on, nothing is damaged; what is freed can be used at once;
-//! a volume with a reservation never notices; it was warned before.
-//! Design: the real binary over NVMe/TCP; every sector that was written is read back and judged.
-//! Not here: a full filesystem below the pool (`full_disk`).
+//! Then writes that need space get Capacity Exceeded; reads and overwrites continue, and no data is
+//! damaged. Freed space is usable at once, and a volume with a reservation is unaffected. A warning
+//! comes first.
 
 use std::time::Duration;
 
@@ -52,7 +50,7 @@ fn a_thin_volume_as_large_as_the_pool_fills_completely() -> Result<()> {
     daemon.create_pool(&["--device", &device, "--size", "192M"])?;
     daemon.cli(&["tenant", "create", "t"])?;
     let mut promised = create(&daemon, "t/promised", RESERVED, 1, &["--reserve", "full"])?;
-    // Promised to one volume, so the others' can't be as much.
+    // Space that is reserved for one volume is not available to others.
     let free = pool(&daemon)?["free_bytes"]
         .as_u64()
         .context("free_bytes")?;
@@ -68,13 +66,12 @@ fn a_thin_volume_as_large_as_the_pool_fills_completely() -> Result<()> {
         "{full}"
     );
 
-    // Another one gets nothing, but can be read.
     let mut late = create(&daemon, "t/late", 4 * MIB, 3, &[])?;
     let (_late_session, mut late_queue) = late.connect()?;
     let refused = late.write_with(&mut late_queue, 0, 1);
     ensure!(is_no_space(&refused), "there was space: {refused:?}");
     late.check()?;
-    // What has its place can be overwritten and flushed.
+    // Mapped blocks can be overwritten and flushed.
     let load = {
         large.habits.holes = 0;
         large.load(|commands| commands < 300)?
@@ -84,11 +81,10 @@ fn a_thin_volume_as_large_as_the_pool_fills_completely() -> Result<()> {
         "{load:?}"
     );
     large.check()?;
-    // Who has a reservation doesn't notice.
     promised.fill().context("the volume with a reservation")?;
     promised.check()?;
 
-    // What is freed can be used, by whomever.
+    // Any volume can use the freed space.
     let extents = 16;
     let (large_session, mut queue) = large.connect()?;
     let hole = large.shadow.begin(0, (extents * PER_EXTENT) as u32, None);
@@ -116,7 +112,7 @@ fn a_thin_volume_as_large_as_the_pool_fills_completely() -> Result<()> {
     promised.flush()?;
     drop((queue, large_session));
     daemon.pool_check()?;
-    // A daemon starts with a full pool, whatever was lost with the memory.
+    // A daemon starts with a full pool, also after a power cut.
     daemon.power_cut(&[], 0)?;
     daemon.start_again()?;
     for host in [&mut large, &mut late, &mut promised] {

@@ -1,8 +1,5 @@
-//! The file of [`forebay_tests::hold`] does what it says, without Forebay.
-//!
-//! Purpose: a test that holds I/O must be able to trust that it is held, and what it holds.
-//! Design: another process reads and writes, because the server's own must not.
-//! Not here: a process that dies meanwhile (`takeover_fence.rs`).
+//! Tests [`forebay_tests::hold`] without Forebay. Another process reads and writes, because the
+//! server's own must not.
 
 use std::os::unix::fs::FileExt;
 use std::process::{Child, Command};
@@ -57,7 +54,6 @@ fn holds_and_lets_go() -> Result<()> {
     let mut now = [1; 4096];
     std::fs::File::open(hold.backing())?.read_exact_at(&mut now, 8 * 4096)?;
     ensure!(now == [0; 4096], "a held write isn't there yet");
-    // What isn't held passes.
     end(dd(&source, &disk, &["seek=9", "count=1", "oflag=direct"])?)?;
     hold.release();
     end(writer)?;

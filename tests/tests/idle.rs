@@ -1,7 +1,6 @@
-//! `idle_engine_sleeps`: 100 exports with a host each and three with a machine, nothing to do: below 2 % of a core and 64 MiB.
-//! `an_engine_whose_hosts_are_over_budget_sleeps`: hosts and machines that have sent far more than they are given.
-//!
-//! Not here: the daemon's own use, which nobody polls.
+//! An idle engine sleeps: with 100 exports that have a host each, and three that have a VM, it uses
+//! less than 2 % of a core and 64 MiB. It also sleeps when hosts and VMs have sent far more than
+//! their budgets.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -17,7 +16,7 @@ use forebay_tests::wait;
 const HOST: &str = "nqn.2026-01.test:host";
 const EXPORTS: usize = 100;
 const MINUTE: Duration = Duration::from_secs(60);
-/// So long it is watched at a time.
+/// Duration of a measurement.
 const WINDOW: Duration = Duration::from_secs(10);
 
 #[test]
@@ -39,7 +38,7 @@ fn idle_engine_sleeps() -> Result<()> {
         };
         let mut session = Session::connect(address, &nqn, HOST, &options)?;
         let mut queues = vec![session.open_queue(1)?, session.open_queue(1)?];
-        // Not merely connected: each has been used.
+        // Each queue has been used, not only connected.
         for queue in &mut queues {
             let op = IoOp::Write {
                 lba: 0,
@@ -75,8 +74,8 @@ fn idle_engine_sleeps() -> Result<()> {
         machines.push((disk, queues));
     }
     let engine = daemon.processes()?.engine;
-    // First staging memory is given back, and background commits are made; an engine that does not sleep never comes
-    // to rest.
+    // First, staging buffers are freed and background commits end. An engine that does not sleep
+    // never gets there.
     let mut seen = String::new();
     wait::until("the engine is at rest", 2 * MINUTE, || {
         let (before, begun) = (cpu_time(engine)?, Instant::now());
@@ -89,7 +88,7 @@ fn idle_engine_sleeps() -> Result<()> {
     })
     .with_context(|| seen.clone())?;
     println!("idle: {seen}");
-    // It wakes up for each of them.
+    // It wakes up for each VM.
     for (disk, mut queues) in machines {
         for queue in &mut queues {
             machine::execute(&mut **queue, Op::Flush)?;
@@ -107,7 +106,7 @@ fn idle_engine_sleeps() -> Result<()> {
 /// Commands that each queue sends at once.
 const DEPTH: u16 = 128;
 
-/// Sends all that a queue takes: reads, writes with their data, and writes whose data is asked for.
+/// Fills a queue with reads, writes with in-capsule data, and writes that need R2Ts.
 fn flood(queue: &mut IoQueue) -> Result<()> {
     for n in 0..u64::from(DEPTH) {
         let (lba, blocks) = (n * 8, if n % 8 == 7 { 8 } else { 1 });
@@ -125,8 +124,8 @@ fn flood(queue: &mut IoQueue) -> Result<()> {
     Ok(())
 }
 
-/// What is over budget waits for windows, which come and go; between them there is nothing to do, whatever lies in sockets and
-/// rings. A spinning reactor takes all of a processor.
+/// Throttled commands wait for windows. Between windows the engine has nothing to do, whatever
+/// waits in sockets and rings. A spinning reactor would use a whole processor.
 #[test]
 fn an_engine_whose_hosts_are_over_budget_sleeps() -> Result<()> {
     let mut daemon = machine::serve(
@@ -214,7 +213,7 @@ fn an_engine_whose_hosts_are_over_budget_sleeps() -> Result<()> {
         })
         .with_context(|| seen.clone())?;
     }
-    // Nothing of it is lost.
+    // No command is lost.
     daemon.cli(&["tenant", "budget", "t", "--none"])?;
     wait::until("all commands end", MINUTE, || {
         for queue in &mut hosts {

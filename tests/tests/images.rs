@@ -1,6 +1,5 @@
-//! Importing images: nothing is overwritten by accident, nothing but a raw image is taken for one.
-//!
-//! Not here: how the bytes are moved (`image` of the program).
+//! Importing and exporting images: nothing is overwritten by accident, and only raw images are
+//! accepted. The program's `image` module has its own tests.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -21,7 +20,7 @@ use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
 use xtask::process;
 
 const MIB: u64 = 1 << 20;
-/// For a command to end.
+/// Time limit of a command.
 const LIMIT: Duration = Duration::from_secs(60);
 
 fn refused(daemon: &Daemon, args: &[&str], says: &[&str]) -> Result<()> {
@@ -57,7 +56,7 @@ fn mapped(daemon: &Daemon, volume: &str) -> Result<u64> {
     shown["mapped_bytes"].as_u64().context("mapped_bytes")
 }
 
-/// An import that has begun, and is stopped. The tenant's budget has it take 16 s otherwise.
+/// A stopped import that has begun. The tenant's budget slows it to 16 s.
 fn import_on_hold(daemon: &Daemon, image: &str, volume: &str) -> Result<Child> {
     let budget = [
         "tenant",
@@ -120,7 +119,7 @@ fn import_never_overwrites() -> Result<()> {
         "the rest is not deallocated"
     );
 
-    // One that is under way keeps all others away, over the daemon's death too.
+    // A running import excludes all others, also across the daemon's death.
     daemon.cli(&["volume", "create", "t/w", "--size", "64M"])?;
     let threes = vec![3; 64 * MIB as usize];
     let image = write(&daemon, "image.img", &threes)?;
@@ -150,7 +149,7 @@ fn import_never_overwrites() -> Result<()> {
     daemon.stop()
 }
 
-/// A host that may connect and does so while an image goes in: the import does not end with success.
+/// If a host connects during an import, the import fails.
 #[test]
 fn a_host_that_connects_meanwhile_fails_an_import() -> Result<()> {
     let mut daemon = start("1G")?;
@@ -171,7 +170,7 @@ fn a_host_that_connects_meanwhile_fails_an_import() -> Result<()> {
     daemon.stop()
 }
 
-/// The access of a transfer belongs to the daemon: it ends when the program is killed, whoever lives.
+/// The daemon owns a transfer's access to the volume. The access ends when the program is killed.
 #[test]
 fn access_ends_with_its_transfer() -> Result<()> {
     let mut daemon = start("1G")?;
@@ -186,7 +185,7 @@ fn access_ends_with_its_transfer() -> Result<()> {
             shown.contains("internal") && !shown.contains("nvme connect"),
             "{shown}"
         );
-        // Its budget may let it end no sooner.
+        // The budget may delay its end.
         let delete = ["volume", "delete", "t/v"];
         refused(
             daemon,
@@ -198,7 +197,7 @@ fn access_ends_with_its_transfer() -> Result<()> {
         Ok(())
     };
     kill(&daemon)?;
-    // A repeat and a deletion wait for its end, and not until the announcement runs out.
+    // A repeat and a deletion wait only for its end, not for the announcement's expiry.
     daemon.cli(&["tenant", "budget", "t", "--none"])?;
     daemon.cli(&["volume", "import", &image, "t/v", "--force"])?;
     daemon.cli(&["volume", "delete", "t/v"])?;
@@ -207,7 +206,7 @@ fn access_ends_with_its_transfer() -> Result<()> {
     daemon.cli(&["volume", "delete", "t/v"])?;
     let events = daemon.cli_text(&["events"])?;
     ensure!(events.contains("internal: an image is moved"), "{events}");
-    // Without either, and over a restart of the daemon, it ends by itself.
+    // Without either, it ends by itself, also across a restart of the daemon.
     daemon.cli(&["volume", "create", "t/v", "--size", "64M"])?;
     kill(&daemon)?;
     daemon.kill_daemon()?;
@@ -219,7 +218,7 @@ fn access_ends_with_its_transfer() -> Result<()> {
     daemon.stop()
 }
 
-/// A transfer does not take an export for its own that a user left without hosts.
+/// A transfer must not adopt a user's export without hosts.
 #[test]
 fn an_export_without_hosts_stays() -> Result<()> {
     let mut daemon = start("256M")?;
@@ -242,7 +241,7 @@ fn an_export_without_hosts_stays() -> Result<()> {
     daemon.stop()
 }
 
-/// A volume that a virtual machine has is copied out beside it.
+/// A volume can be copied out while a VM uses it.
 #[test]
 fn a_machines_volume_is_exported() -> Result<()> {
     let mut daemon = start("256M")?;
@@ -265,7 +264,7 @@ fn a_machines_volume_is_exported() -> Result<()> {
     daemon.stop()
 }
 
-/// What a command says whose standard error is a pipe, once it has ended.
+/// The output of a command whose stderr is a pipe, after its end.
 fn ended(mut command: Child) -> Result<Output> {
     let stdout = command.stdout.take();
     let reader = std::thread::spawn(move || -> std::io::Result<Vec<u8>> {
@@ -287,7 +286,7 @@ fn ended(mut command: Child) -> Result<Output> {
     })
 }
 
-/// What a command says that gets `input` through a pipe, and whether it succeeds.
+/// The output of a command that reads `input` from a pipe.
 fn piped(daemon: &Daemon, args: &[&str], input: Vec<u8>) -> Result<Output> {
     let mut command = daemon
         .cli_command(args)
@@ -297,7 +296,8 @@ fn piped(daemon: &Daemon, args: &[&str], input: Vec<u8>) -> Result<Output> {
         .spawn()?;
     let mut pipe = command.stdin.take().context("no pipe")?;
     let sender = std::thread::spawn(move || {
-        // Less than the head first, so that it comes in more than one read. A command that refuses reads no more.
+        // First a part of the head, so that it arrives in more than one read. A command that
+        // refuses stops reading.
         let (first, rest) = input.split_at(input.len().min(1000));
         let _ = pipe.write_all(first).and_then(|()| {
             std::thread::sleep(Duration::from_millis(50));
@@ -339,7 +339,7 @@ fn terminal() -> Result<(OwnedFd, OwnedFd)> {
     Ok((terminal, behind))
 }
 
-/// Data, zeros and an odd end.
+/// Data, zeros and an odd length.
 fn image(bytes: usize) -> Vec<u8> {
     let mut image: Vec<u8> = (0..bytes).map(|at| (at / 13 % 251) as u8).collect();
     let zeros = bytes / 4..bytes / 2;
@@ -353,7 +353,7 @@ fn a_pipe_goes_in_and_comes_out() -> Result<()> {
     daemon.cli(&["volume", "create", "t/v", "--size", "16M"])?;
     let whole = 16 * MIB as usize;
     let import = ["volume", "import", "-", "t/v", "--force"];
-    // The last one ends within a block, and replaces a longer image.
+    // The last one ends within a block and replaces a longer image.
     for bytes in [1, 4608, whole, 5 * MIB as usize + 4321] {
         let mut expected = image(bytes);
         let output = piped(&daemon, &import, expected.clone())?;
@@ -362,7 +362,7 @@ fn a_pipe_goes_in_and_comes_out() -> Result<()> {
         ensure!(said["done"].is_string(), "{said}");
         expected.resize(whole, 0);
         ensure!(exported(&daemon, "t/v")? == expected, "{bytes} bytes in");
-        // Nothing but the image on standard output, and all else on the other one.
+        // Only the image is on stdout; messages are on stderr.
         let output = piped(&daemon, &["volume", "export", "t/v", "-"], Vec::new())?;
         ensure!(output.status.success(), "{:?}", output.status);
         ensure!(output.stdout == expected, "{bytes} bytes out");
@@ -370,7 +370,7 @@ fn a_pipe_goes_in_and_comes_out() -> Result<()> {
         ensure!(said["done"].is_string(), "{said}");
     }
     ensure!(mapped(&daemon, "t/v")? <= 6 * MIB, "zeros are mapped");
-    // A file that the shell redirects is read from where it stands.
+    // A redirected file is read from its current offset.
     let mut file = File::open(write(&daemon, "image", &image(MIB as usize))?)?;
     file.seek(SeekFrom::Start(1000))?;
     let redirected = daemon.cli_command(&import).stdin(file).output()?;
@@ -398,7 +398,7 @@ fn a_pipe_is_refused() -> Result<()> {
             "--raw",
         ],
     )?;
-    // A redirected file's length is known before anything is read.
+    // A redirected file's length is known before any read.
     let large = write(&daemon, "large", &image(5 * MIB as usize))?;
     let output = daemon
         .cli_command(&import)
@@ -407,7 +407,7 @@ fn a_pipe_is_refused() -> Result<()> {
     let text = String::from_utf8_lossy(&output.stderr);
     ensure!(text.contains("5 MiB (5242880 bytes)"), "{text}");
     ensure!(mapped(&daemon, "t/v")? == 0, "something was written");
-    // A pipe's length is not. The error names --force, which the next import may need.
+    // A pipe's length is not known. The error names --force, which the next import may need.
     is_refused(
         image(4 * MIB as usize + 1),
         &[
@@ -416,12 +416,12 @@ fn a_pipe_is_refused() -> Result<()> {
             "--force",
         ],
     )?;
-    // Only --force replaces what the volume holds. The import that failed may have written nothing.
+    // The failed import may have written nothing. Only --force replaces content.
     let force = ["volume", "import", "-", "t/v", "--force"];
     let output = piped(&daemon, &force, image(MIB as usize))?;
     ensure!(output.status.success(), "{output:?}");
     is_refused(image(MIB as usize), &["t/v holds", "--force"])?;
-    // A fixed VHD shows at its end.
+    // A fixed VHD has its mark at the end.
     let mut vhd = image(MIB as usize);
     let end = vhd.len() - 512;
     vhd[end..end + 8].copy_from_slice(b"conectix");
@@ -431,12 +431,12 @@ fn a_pipe_is_refused() -> Result<()> {
         vhd,
         &["a VHD image", "a part of the image"],
     )?;
-    // Whoever says so gets the bytes.
+    // With --raw, the bytes are imported as they are.
     let raw = ["volume", "import", "-", "t/v", "--force", "--raw"];
     let output = piped(&daemon, &raw, qcow2.clone())?;
     ensure!(output.status.success(), "{output:?}");
     ensure!(exported(&daemon, "t/v")?.starts_with(&qcow2));
-    // Neither end of the command is a person.
+    // Neither end may be a terminal.
     let (terminal, _behind) = terminal()?;
     let mut from_terminal = daemon.cli_command(&import);
     from_terminal.stdin(terminal.try_clone()?);
@@ -454,7 +454,7 @@ fn a_pipe_is_refused() -> Result<()> {
     daemon.stop()
 }
 
-/// A reader that goes away, and an interrupt while the other end of the pipe stands still.
+/// A reader closes the pipe, and an interrupt arrives while the pipe's other end is blocked.
 #[test]
 fn a_pipe_that_ends_leaves_no_access() -> Result<()> {
     let mut daemon = start("1G")?;
@@ -483,7 +483,7 @@ fn a_pipe_that_ends_leaves_no_access() -> Result<()> {
     ensure!(text.contains("Broken pipe"), "{text}");
     no_access_is_left(&daemon)?;
 
-    // More than the pipe holds, and no more of it is read.
+    // More than the pipe holds, and no further reads.
     let mut command = pipes(&export)?;
     let mut reader = command.stdout.take().context("no pipe")?;
     reader.read_exact(&mut [0; 100_000])?;
@@ -560,7 +560,7 @@ fn import_refuses_other_formats() -> Result<()> {
         &["volume", "import", &gpt, "t/small"],
         &["--block-size 4096"],
     )?;
-    // Whoever says so gets the bytes.
+    // With --raw, the bytes are imported as they are.
     let raw = with(0, b"QFI\xfb");
     let image = write(&daemon, "image", &raw)?;
     daemon.cli(&["volume", "import", &image, "t/large", "--raw"])?;
@@ -568,7 +568,7 @@ fn import_refuses_other_formats() -> Result<()> {
     daemon.stop()
 }
 
-/// Reading all of it would take longer than a command may.
+/// Reading the holes would exceed the command's time limit.
 #[test]
 fn an_export_reads_no_holes() -> Result<()> {
     const VOLUME: u64 = 8 << 40;

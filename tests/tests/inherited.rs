@@ -1,7 +1,5 @@
-//! Inherited limits and signals, and signals that arrive later, end neither daemon nor engine.
-//!
-//! Design: started by a shell that sets limits, and by `env`, which blocks and ignores signals.
-//! Not here: the unit of the service manager (`service`).
+//! Neither inherited limits and signal masks nor later signals end daemon or engine. A shell sets
+//! the limits; `env` blocks and ignores signals.
 
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;
@@ -63,7 +61,7 @@ fn inherited_limits_and_signals() -> Result<()> {
     daemon.cli(&["volume", "list"])?;
     ensure!(daemon.processes()? == engine, "{:?}", daemon.processes()?);
 
-    // SIGHUP: level, listeners and metrics change.
+    // SIGHUP reloads level, listeners and metrics.
     let ports = forebay_tests::system::free_ports(2)?;
     let [listener, metrics] = [0, 1].map(|at| format!("127.0.0.1:{}", ports[at]));
     let before = std::fs::read_to_string(daemon.config_path())?;
@@ -86,7 +84,7 @@ fn inherited_limits_and_signals() -> Result<()> {
         log.contains("INFO the configuration was read again"),
         "{log}"
     );
-    // A mistake is reported, and changes nothing.
+    // A mistake is reported and changes nothing.
     std::fs::write(daemon.config_path(), format!("{after}\nlevle = 1\n"))?;
     send(engine.daemon, Signal::HUP)?;
     daemon.wait_warnings(|warnings| warnings.contains("levle"))?;
@@ -97,7 +95,7 @@ fn inherited_limits_and_signals() -> Result<()> {
     })?;
     ensure!(exposition::scrape(ports[1]).is_err());
 
-    // Whoever does not say --keep-engine keeps it nevertheless when the daemon crashes.
+    // After a daemon's crash, the engine is kept even without --keep-engine.
     daemon.kill_daemon()?;
     daemon.start_again()?;
     ensure!(daemon.processes()?.engine == engine.engine);
@@ -105,14 +103,14 @@ fn inherited_limits_and_signals() -> Result<()> {
     refused_with_a_reason()
 }
 
-/// What can't work is said at once.
+/// Settings that can't work are reported at once.
 fn refused_with_a_reason() -> Result<()> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let effective = u64::from_str_radix(effective.unwrap_or_default().trim(), 16)?;
     let sys_resource = 1 << 24;
     if effective & sys_resource != 0 {
-        // It would lift the limit.
+        // CAP_SYS_RESOURCE lifts the limit.
         return Ok(());
     }
     let folder = tempfile::tempdir_in(daemon::target_folder())?;
@@ -123,7 +121,7 @@ fn refused_with_a_reason() -> Result<()> {
         &config,
         "[pool]\nembedded = { path = \"pool.img\", size = \"1T\" }\n",
     )?;
-    // The number of threads is not limited for root.
+    // Root has no limit on threads.
     let few_threads = match rustix::process::getuid().is_root() {
         true => "exec prlimit --nproc=6 setpriv --reuid 54321 --clear-groups",
         false => "exec prlimit --nproc=6",
@@ -133,7 +131,7 @@ fn refused_with_a_reason() -> Result<()> {
         ("ulimit -v 4000000; exec", "LimitAS"),
         ("ulimit -s 64; exec", "LimitSTACK"),
         (few_threads, "LimitNPROC"),
-        // Enough for an engine, and not for the pool.
+        // Enough for an engine, but not for the pool.
         (
             "ulimit -f 134217728; exec",
             "pool.img: this process may write no file beyond",

@@ -1,9 +1,5 @@
-//! The daemon is updated, and nobody notices.
-//!
-//! Purpose: a daemon with `--keep-engine` ends by SIGTERM, another one is started, and hosts go on; nobody is said to
-//! have died. `POST /v1/shutdown` ends both.
-//! Design: the real binary, verified load, as with deaths.
-//! Not here: the unit of the service manager.
+//! A daemon with `--keep-engine` is restarted under verified load, and hosts notice nothing. No
+//! event reports a death. `POST /v1/shutdown` ends both processes.
 
 use anyhow::{Context, Result, ensure};
 use forebay_tests::lab::{self, Lab, LabOptions, MIB, Noticed};
@@ -20,7 +16,7 @@ fn restart_of_the_daemon_keeps_the_engine() -> Result<()> {
         for _restart in 0..4 {
             progress.more("work before the restart", 100)?;
             daemon.leave_engine()?;
-            // Writes to new places wait for the next one.
+            // First writes wait for the next daemon.
             daemon.start_again()?;
         }
         progress.more("work after the last restart", 100)
@@ -33,7 +29,7 @@ fn restart_of_the_daemon_keeps_the_engine() -> Result<()> {
     let events = lab::events(&lab.daemon)?;
     ensure!(!events.contains_key("daemon_died"), "{events:?}");
     ensure!(events.contains_key("daemon_started"), "{events:?}");
-    // A daemon that is killed has died, also one that had taken over an engine.
+    // A killed daemon has died, also if it had adopted an engine.
     lab.daemon.kill_daemon()?;
     lab.daemon.start_again()?;
     let died = lab.daemon.status()?["last_death"].clone();
@@ -41,7 +37,6 @@ fn restart_of_the_daemon_keeps_the_engine() -> Result<()> {
     ensure!(died["pid"] == after.daemon, "{died} {after:?}");
     let events = lab::events(&lab.daemon)?;
     ensure!(events.contains_key("daemon_died"), "{events:?}");
-    // Both end when somebody asks for it.
     lab.check()?;
     let engine = lab.daemon.processes()?.engine;
     lab.daemon.shut_down().context("a request to stop")?;

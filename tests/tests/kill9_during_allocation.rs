@@ -1,12 +1,9 @@
-//! `kill9_during_allocation`: daemon, engine or both die while first writes flow.
+//! Daemon, engine or both die during first writes. Acknowledged data survives, no extent has two
+//! owners, and a new daemon knows the engine's grants.
 //!
-//! Purpose: what was acknowledged is there, whoever died; no extent has two owners; the grants that an
-//! engine has are the ones that its new daemon knows.
-//! Design: two thin volumes that are written and deallocated all the time, so that allocation never ends; a
-//! plain file below, so that requests are really in flight. After each death everything is read and
-//! judged. Seeds decide who dies when. At the end the whole machine loses its memory (everybody is
-//! killed, the run folder goes), and what was flushed is there.
-//! Not here: power cuts (`powercut_volatile_cache`).
+//! Two thin volumes are written and deallocated without pause, on a plain file, so that requests
+//! are in flight. After each death all data is judged. At the end all processes are killed and the
+//! run folder is lost; flushed data survives.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
@@ -50,7 +47,7 @@ fn lab() -> Result<(Daemon, Vec<Host>)> {
     Ok((daemon, hosts))
 }
 
-/// Loads all volumes while `dies` does what it does; then the loads end.
+/// Loads all volumes during `dies`.
 fn loaded(
     hosts: &mut [Host],
     dies: impl FnOnce(&dyn Fn(&str, u64) -> Result<()>) -> Result<()>,
@@ -71,7 +68,7 @@ fn loaded(
                 })
             })
             .collect();
-        // Waits until each host has had so many commands more.
+        // Waits until each host has completed more commands.
         let more = |what: &str, commands: u64| {
             let goals: Vec<u64> = counts
                 .iter()

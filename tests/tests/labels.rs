@@ -1,6 +1,5 @@
-//! What a device says of itself, and what stands against it: other names, other marks, older copies, larger blocks.
-//!
-//! Not here: another machine (`ownership`).
+//! Device labels, and their conflicts: other names of a disk, foreign marks, older copies, larger
+//! blocks. `ownership` has other nodes.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -55,7 +54,7 @@ fn read_at(path: &Path, at: u64, bytes: usize) -> Result<Vec<u8>> {
     Ok(into)
 }
 
-/// Two loop devices over one file are one disk, in `pool create` and in `device add`.
+/// Two loop devices over one file are one disk, for `pool create` and `device add`.
 #[test]
 fn two_names_of_one_disk() -> Result<()> {
     let daemon = Daemon::start(&DaemonOptions::default())?;
@@ -79,7 +78,7 @@ fn two_names_of_one_disk() -> Result<()> {
     daemon.pool_check()
 }
 
-/// What is overridden is wiped at both ends, by `pool create` and by `device add`; an opening wipes nothing.
+/// `pool create` and `device add` wipe overridden marks at both ends; `pool open` wipes nothing.
 #[test]
 fn force_wipes_what_it_overrides() -> Result<()> {
     let mut daemon = Daemon::start(&DaemonOptions::default())?;
@@ -115,7 +114,7 @@ fn force_wipes_what_it_overrides() -> Result<()> {
     Ok(())
 }
 
-/// A GPT for blocks of 512 bytes: the protective MBR, the table and its backup.
+/// A GPT for 512-byte blocks: the protective MBR, the table and its backup.
 fn gpt_marks(bytes: u64) -> [(u64, &'static [u8]); 3] {
     [
         (510, b"\x55\xaa"),
@@ -124,7 +123,7 @@ fn gpt_marks(bytes: u64) -> [(u64, &'static [u8]); 3] {
     ]
 }
 
-/// Firmware that restores a partition table covers the first copy of the label, for either block size.
+/// Firmware that restores a partition table overwrites the first label, for either block size.
 #[test]
 fn label_survives_a_restored_gpt() -> Result<()> {
     let mut daemon = Daemon::start(&DaemonOptions::default())?;
@@ -156,8 +155,8 @@ fn label_survives_a_restored_gpt() -> Result<()> {
     daemon.pool_check()
 }
 
-/// A pool of the version before labels had an owner: `tests/fixtures/pool-label-3.img.gz`, with a volume `t/v` whose
-/// byte `i` is `i / 512 mod 251`.
+/// A pool from before labels had an owner: `tests/fixtures/pool-label-3.img.gz`. Byte `i` of its
+/// volume `t/v` is `i / 512 mod 251`.
 #[test]
 fn older_pool_opens_and_upgrades() -> Result<()> {
     let mut daemon = Daemon::start(&DaemonOptions::default())?;
@@ -189,7 +188,7 @@ fn older_pool_opens_and_upgrades() -> Result<()> {
         Ok(pool.contains("forebay pool upgrade").then_some(()))
     })?;
     daemon.stop()?;
-    // The old version would find its own.
+    // The old version would still find its labels.
     let version = |at: usize, bytes: &[u8]| bytes.get(at + 16).copied();
     let after = read_at(&path, 0, 8192)?;
     ensure!(
@@ -211,7 +210,7 @@ fn older_pool_opens_and_upgrades() -> Result<()> {
     ensure!(upgraded[4096..].iter().all(|byte| *byte == 0));
     ensure!(read_at(&path, SECOND_LABEL, 13)? == b"Forebay label");
     daemon.pool_check()?;
-    // From now on it has an owner.
+    // Now it has an owner.
     let other = Daemon::start(&DaemonOptions::default())?;
     let name = LoopDevice::over(&path)?;
     refused(
@@ -230,7 +229,7 @@ fn older_pool_opens_and_upgrades() -> Result<()> {
     daemon.pool_check()
 }
 
-/// The case: a device is copied, a tenant's volume deleted and another's written, and the copy put back.
+/// A device is copied, a tenant's volume deleted, another's written, and the copy put back.
 #[test]
 fn rolled_back_device_is_missing() -> Result<()> {
     let mut daemon = Daemon::start(&DaemonOptions::default())?;
@@ -270,7 +269,7 @@ fn rolled_back_device_is_missing() -> Result<()> {
         "{}",
         devices[2]
     );
-    // Nobody sees what the copy holds.
+    // The copy's content is never shown.
     let (_session, mut queue) = connect(&daemon, "b")?;
     let mut unreadable = 0;
     for extent in 0..48 * 16 {
@@ -312,7 +311,7 @@ fn fill(daemon: &Daemon, volume: &str, byte: u8) -> Result<()> {
     Ok(())
 }
 
-/// A pool made on blocks of 512 bytes, on a disk with 4,096: volumes would write less than a block.
+/// A pool for 512-byte blocks on a 4096-byte disk: volumes would write less than a block.
 #[test]
 fn sector_size_change_is_refused() -> Result<()> {
     let mut daemon = Daemon::start(&DaemonOptions::default())?;
@@ -341,7 +340,7 @@ fn sector_size_change_is_refused() -> Result<()> {
     daemon.cli(&["pool", "open", "--device", &right.spec()])?;
     daemon.wait_engine_after(0, LIMIT)?;
     daemon.stop()?;
-    // The other way round it is fine.
+    // The opposite case works.
     let folder = Daemon::start(&DaemonOptions::default())?;
     let path = folder.folder().join("larger");
     sparse(&path, 128 * MIB)?;

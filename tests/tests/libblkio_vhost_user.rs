@@ -1,8 +1,6 @@
-//! libblkio's vhost-user driver uses Forebay's disk.
+//! libblkio's vhost-user driver, a third implementation of the frontend side and without a guest.
 //!
-//! Purpose: a third implementation of the frontend's side, one without a guest.
-//! Design: QEMU's tools with their libblkio driver; what they write is read by ours, and the other way round.
-//! Not here: guests.
+//! QEMU's tools use it to read our driver's data, and vice versa.
 
 use std::time::Duration;
 

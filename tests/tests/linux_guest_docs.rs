@@ -1,11 +1,9 @@
-//! What README and book say to type on a Linux host, typed on a Linux host.
+//! Runs the `sh,guest` blocks of README and book on a Linux host.
 //!
-//! Purpose: the pages' `sh,guest` blocks are as true as the others, and fit what the page does on the machine with the storage.
-//! Design: each page that has such blocks is run whole, in its order: the machine with the storage is a sandbox, the host a guest
-//! whose network that sandbox is. The page is one script in the sandbox that stops where the host is next, and goes on
-//! when the host is done. The pages have both on one machine (127.0.0.1); so a relay in the guest carries what comes to its own port 4420
-//! to the sandbox's, and every line is typed as it stands. A line that names a disk is typed when the disk is there, as by a person.
-//! Not here: pages without such blocks (`docs_commands_run`).
+//! A page with such blocks runs whole and in order. The storage node is a sandbox, and the host is
+//! a guest in that sandbox's network. One script stops when the host is next, and continues after
+//! it. Pages use 127.0.0.1 for both, so a relay in the guest forwards port 4420 to the sandbox. A
+//! line that names a disk waits until the disk exists. `docs_commands_run` has the other pages.
 
 use std::fs;
 use std::path::Path;
@@ -19,10 +17,10 @@ use forebay_tests::wait;
 
 const LIMIT: Duration = Duration::from_secs(600);
 const LINE_LIMIT: Duration = Duration::from_secs(120);
-/// The host that the pages tell of.
+/// The host in the pages.
 const HOST_ID: &str = "5d3f9a52-1c7b-4a0e-9a55-6d1f0d3c2b11";
 
-/// `host N` hands over to the host, and waits until it has done its N-th part.
+/// `host N` waits until the host has done its N-th part.
 const HANDS: &str = r#"
 host() {
     touch "/root/.host.$1"
@@ -43,7 +41,7 @@ fn docs_commands_run_in_a_guest() -> Result<()> {
     Ok(())
 }
 
-/// Runs a page; returns how often the host's turn was.
+/// Runs a page; returns the number of the host's turns.
 fn run(page: &Page) -> Result<usize> {
     let mut lines: Vec<String> = HANDS.lines().map(str::to_owned).collect();
     let mut turns = Vec::new();
@@ -54,11 +52,11 @@ fn run(page: &Page) -> Result<usize> {
                 lines.push(format!("host {}", turns.len()));
                 turns.push(&part.lines);
             }
-            // The page says what else there is to do: one of these ways is enough to go on.
+            // These are alternatives to the blocks that run here.
             Place::Package | Place::Source => {}
         }
     }
-    // A host lets go of its disks while it still has a target.
+    // The host releases its disks while the target still runs.
     let end = vec!["umount /mnt; nvme disconnect-all".to_owned()];
     lines.push(format!("host {}", turns.len()));
     turns.push(&end);
@@ -84,7 +82,7 @@ fn run(page: &Page) -> Result<usize> {
     Ok(turns.len())
 }
 
-/// Waits until the page's script waits for the host; false if it has ended.
+/// Waits for the host's turn; false if the script has ended.
 fn is_handed_over(page: &mut Running, home: &Path, turn: usize) -> Result<bool> {
     let mark = home.join(format!(".host.{turn}"));
     wait::until("the host's turn", LIMIT, || {
@@ -93,7 +91,6 @@ fn is_handed_over(page: &mut Running, home: &Path, turn: usize) -> Result<bool> 
     })
 }
 
-/// A Linux host beside the sandbox.
 fn host(network_of: u32) -> Result<Guest> {
     let guest = Guest::boot(&GuestOptions {
         network_of: Some(network_of),

@@ -1,9 +1,8 @@
-//! A stock Linux host with two paths: states that the operator sets, a path that is lost, an engine that dies.
+//! Native multipath of a Linux host with two ports of one subsystem. No program in the guest
+//! notices ANA changes, a lost path, or an engine's death.
 //!
-//! Purpose: native multipath does with our ports what it is made for, and no program in the guest notices.
-//! Design: one subsystem through two ports; the second lies behind a proxy of the test's that can be cut. fio writes and
-//! verifies on the multipath head while the paths change; the kernel's `ana_state` of each path must follow.
-//! Not here: the gate's rules (`crates/engine`), discovery.
+//! The second port is behind a proxy that can be cut. fio writes and verifies meanwhile, and the
+//! kernel's `ana_state` must follow. `crates/engine` tests the ANA rules.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -17,7 +16,7 @@ use forebay_tests::wait;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// A way to one of the target's ports that can be cut.
+/// A TCP proxy that can be cut.
 struct Proxy {
     port: u16,
     /// `None` while it is cut.
@@ -34,7 +33,7 @@ impl Proxy {
         std::thread::spawn(move || {
             for host in listener.incoming().flatten() {
                 let mut open = shared.lock().unwrap_or_else(PoisonError::into_inner);
-                // Cut: whoever comes is turned away.
+                // Connections are refused while it is cut.
                 let Some(open) = open.as_mut() else { continue };
                 let Ok(there) = TcpStream::connect(("127.0.0.1", target)) else {
                     continue;
@@ -65,7 +64,7 @@ impl Proxy {
     }
 }
 
-/// Carries bytes one way until either side ends.
+/// Forwards bytes one way until either side ends.
 fn carry(mut from: TcpStream, mut to: TcpStream) {
     let mut bytes = [0; 65536];
     while let Ok(count @ 1..) = from.read(&mut bytes) {
@@ -77,7 +76,7 @@ fn carry(mut from: TcpStream, mut to: TcpStream) {
     let _ = to.shutdown(Shutdown::Both);
 }
 
-/// What the guest's kernel thinks of its two paths, in the order in which they were connected.
+/// The kernel's states of its two paths, in the order of their connections.
 fn ana_states(guest: &Guest) -> Result<Vec<String>> {
     let said = guest.check("cat /sys/block/nvme*c*n*/ana_state", MINUTE)?;
     Ok(said.split_whitespace().map(str::to_owned).collect())
@@ -127,19 +126,19 @@ fn linux_guest_multipath() -> Result<()> {
          --fsync=200 --time_based --runtime=45"
     );
     let load = guest.spawn(&fio)?;
-    // The operator drains one way, then the other.
+    // The operator drains each path in turn.
     set(&daemon, 0, "inaccessible")?;
     wait_ana(&guest, ["inaccessible", "optimized"])?;
     set(&daemon, 0, "non-optimized")?;
     wait_ana(&guest, ["non-optimized", "optimized"])?;
-    // Nobody may drain the last way by accident.
+    // The last path can't be drained by accident.
     set(&daemon, 1, "inaccessible")?;
     ensure!(
         set(&daemon, 0, "inaccessible").is_err(),
         "the last port was made inaccessible"
     );
     wait_ana(&guest, ["non-optimized", "inaccessible"])?;
-    // What was said outlives both processes.
+    // The states survive the death of both processes.
     let dead = daemon.kill_engine()?;
     daemon.wait_engine_after(dead.generation, MINUTE)?;
     wait_ana(&guest, ["non-optimized", "inaccessible"])?;
@@ -151,7 +150,6 @@ fn linux_guest_multipath() -> Result<()> {
         !log.contains("reconnect") && !log.contains("I/O error"),
         "states changed and an engine died, and the kernel says:\n{log}"
     );
-    // A path is lost, and comes back.
     let live = "cat /sys/class/nvme/nvme*/state";
     proxy.cut();
     wait::until("the kernel has noticed the lost path", MINUTE, || {
@@ -169,7 +167,7 @@ fn linux_guest_multipath() -> Result<()> {
     let output = load.wait(5 * MINUTE)?;
     ensure!(output.code == 0, "fio: {}", output.text);
     let log = guest.check("dmesg", MINUTE)?;
-    // Which path failed, and that its commands went the other way, is said; a failed one is not.
+    // The kernel logs the failed path and the failover, but no I/O error.
     let bad: Vec<&str> = log
         .lines()
         .filter(|line| {

@@ -1,12 +1,9 @@
-//! A device that is an NVMe namespace is asked in NVMe's own language.
+//! Native NVMe commands on a pool's NVMe drive bypass the kernel's block layer.
 //!
-//! Purpose: where the pool lies on a drive of a stock kernel's NVMe driver, reads and writes go past its block layer.
-//! Design: Forebay runs inside of a guest whose drive QEMU emulates, and serves a volume of it to that same guest. The
-//! kernel counts what is read through the block layer, and doesn't count NVMe commands by io_uring: so after verified
-//! I/O of many MiB its counter shows little. The program comes into the guest as a tape. So does this test itself, which
-//! judges two other drives there by the suite that every device passes: one of blocks of 4 KiB, that takes 128 KiB at
-//! once; one with metadata is only shown not to be asked natively. Then engines are killed under load.
-//! Not here: how fast that is.
+//! Forebay runs inside a guest and uses a drive that QEMU emulates. The kernel's read counter omits
+//! NVMe commands by io_uring, so it stays low during verified I/O. Program and test enter the guest
+//! as a tape. There the test runs the device suite on a drive with 4-KiB blocks and 128-KiB
+//! transfers. A drive with metadata must not be used natively. Then engines are killed under load.
 
 use std::process::Command;
 use std::time::Duration;
@@ -19,13 +16,14 @@ use forebay_tests::guest::{Drive, Guest, GuestOptions};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
-/// The program's own library, which the guest may not have.
+/// A library of the program that the guest may lack.
 const LIBRARY: &str = "libgcc_s.so.1";
 
-/// Set inside of the guest: the drive to be judged, and whether it is to be asked natively.
+/// Set inside the guest: the drive to test, and whether it should be native.
 const INSIDE: &str = "FOREBAY_TEST_NATIVE_INSIDE";
 
-/// `disk NUMBER`: the drive of that number; `tcp_disk`: what Forebay serves; `shown COMMAND`: waits until it names a disk.
+/// `disk NUMBER`: the drive of that number; `tcp_disk`: Forebay's disk; `shown COMMAND`: waits
+/// until it names a disk.
 const DISKS: &str = "set -e
 disk() {
     for controller in /sys/class/nvme/*; do
@@ -76,7 +74,7 @@ fio --name=verify --filename=$disk --size=48m --bsrange=4k-256k --rw=write --ioe
 blkdiscard -f $disk
 cmp -n 50331648 $disk /dev/zero";
 
-/// This test judges two drives inside of the guest.
+/// Runs this test on two drives inside the guest.
 const JUDGE: &str = "cd /tmp/forebay
 suite() {
     drive=$(shown disk $1)
@@ -114,7 +112,7 @@ for kill in 1 2 3; do
 done
 wait $fio || { cat fio.log; exit 1; }";
 
-/// Inside of the guest: judges a drive.
+/// Inside the guest: tests a drive.
 fn judge(what: &str) {
     let (path, way) = what.split_once(' ').expect("a drive, and how it is asked");
     let spec = path.parse().expect("a device");
@@ -136,7 +134,7 @@ fn judge(what: &str) {
     println!("{:?}: asked {way}, as it is to be", device.info());
 }
 
-/// Bytes read through the block layer. (What is written is no measure: zeroing counts.)
+/// Bytes read through the block layer. Writes are no measure, because zeroing counts.
 fn counted(guest: &Guest) -> Result<u64> {
     let stat = inside(guest, "cat /sys/block/$(basename $(disk 0))/stat")?;
     // Documentation/block/stat.rst: the third number is sectors of 512 bytes.
@@ -144,7 +142,6 @@ fn counted(guest: &Guest) -> Result<u64> {
     Ok(sectors.parse::<u64>()? * 512)
 }
 
-/// Runs one of the scripts.
 fn inside(guest: &Guest, script: &str) -> Result<String> {
     guest.check(&format!("{DISKS}{script}"), 5 * MINUTE)
 }

@@ -1,9 +1,7 @@
-//! A stock Linux guest whose disk is an NVMe controller of Forebay's, over vfio-user.
+//! A Linux guest under QEMU 11 with an NVMe disk over vfio-user: filesystem, verified I/O, resets
+//! under load, growth, hot-plug, every kind of doorbell.
 //!
-//! Purpose: a virtual machine's main promise: QEMU's own client and Linux's own driver, a filesystem, verified I/O, resets
-//! under load, growth, hot unplug and plug, deaths of the engine that nobody notices, deaths of QEMU, and doorbells of each kind.
-//! Design: QEMU 11 (`guest::tools`), one guest for each test. At the end the guest's kernel must not have complained.
-//! Not here: speed, hostile guests.
+//! Engines die unnoticed, and QEMU dies. At the end the guest's log must have no complaints.
 
 use std::time::Duration;
 
@@ -15,7 +13,7 @@ use forebay_tests::machine::{self, Frontend};
 use forebay_tests::wait;
 
 const MINUTE: Duration = Duration::from_secs(60);
-/// What the other disk holds.
+/// Bytes checked on the other disk.
 const OTHER_BYTES: u64 = 4 << 20;
 
 fn boot() -> Result<(Daemon, Guest, String)> {
@@ -30,7 +28,7 @@ fn boot() -> Result<(Daemon, Guest, String)> {
     Ok((daemon, guest, disk))
 }
 
-/// A guest that has found its disk.
+/// Boots a guest and waits for its disk.
 fn boot_with(daemon: &Daemon, options: &GuestOptions) -> Result<(Guest, String)> {
     let guest = Guest::boot(options).map_err(|error| daemon.with_logs(error))?;
     guest.check("modprobe nvme", MINUTE)?;
@@ -84,14 +82,14 @@ fn fio(how: &str) -> String {
     )
 }
 
-/// fio writes and verifies, again and again.
+/// Runs fio with verification in a loop.
 fn endless(guest: &Guest, fio: &str) -> Result<Job> {
     guest.spawn(&format!(
         "rm -f /tmp/stop; while [ ! -e /tmp/stop ]; do {fio} || exit 1; done"
     ))
 }
 
-/// Waits until the engine has counted writes that the load made from now on.
+/// Waits until the engine has counted further writes.
 fn more_writes(daemon: &Daemon, load: &Job, what: &str) -> Result<()> {
     let writes = || -> Result<u64> {
         let stats = daemon.cli(&["stats"])?;
@@ -109,7 +107,7 @@ fn more_writes(daemon: &Daemon, load: &Job, what: &str) -> Result<()> {
     .map_err(|error| daemon.with_logs(error))
 }
 
-/// The controller is reset again and again while a verified load runs on it, and so is the whole function.
+/// Resets controller and function repeatedly under verified load.
 fn reset_under_load(daemon: &Daemon, guest: &Guest) -> Result<()> {
     let function = "/sys/class/nvme/nvme0/device";
     let set_level = format!("echo flr > {function}/reset_method && cat {function}/reset_method");
@@ -129,9 +127,8 @@ fn reset_under_load(daemon: &Daemon, guest: &Guest) -> Result<()> {
     finish(guest, load).context("fio under resets")
 }
 
-/// The disk goes under a load, because its export is deleted: the guest is told, its disk vanishes and whoever worked on
-/// it gets errors. A new export of the same volume is plugged in, with what was on it. Meanwhile another machine's disk
-/// works as ever.
+/// Deletes the export under load: the guest gets errors and loses its disk. Then a new export of
+/// the volume is plugged in, with its data. Another VM's disk is unaffected.
 fn hot_unplug(daemon: &Daemon, guest: &Guest) -> Result<()> {
     let other = machine::export(daemon, "other", "64M", Frontend::NvmePcie)?;
     machine::fill(&other, OTHER_BYTES, 7)?;
@@ -146,7 +143,7 @@ fn hot_unplug(daemon: &Daemon, guest: &Guest) -> Result<()> {
     daemon.cli(&["export", "delete", "t/disk", "--disconnect-hosts"])?;
     gone(guest, load).map_err(|error| daemon.with_logs(error))?;
     machine::look(&other, OTHER_BYTES, 7)?;
-    // What is left is a controller without a namespace, for which nobody answers any more.
+    // The guest still has a controller without a namespace and without a peer.
     let remove = "echo 1 > /sys/class/nvme/nvme0/device/remove && ! ls /dev/nvme0";
     guest.check(remove, 2 * MINUTE)?;
 
@@ -164,7 +161,7 @@ fn hot_unplug(daemon: &Daemon, guest: &Guest) -> Result<()> {
     Ok(())
 }
 
-/// A load on what lies behind the first 64 MiB, that is under way.
+/// A running load beyond the first 64 MiB.
 fn beyond_content(daemon: &Daemon, guest: &Guest, disk: &str) -> Result<Job> {
     let load = endless(
         guest,
@@ -177,7 +174,7 @@ fn beyond_content(daemon: &Daemon, guest: &Guest, disk: &str) -> Result<Job> {
     Ok(load)
 }
 
-/// The disk is gone, and so is who worked on it.
+/// The disk has vanished, and its load has failed.
 fn gone(guest: &Guest, load: Job) -> Result<()> {
     let vanished = "for try in $(seq 600); do ls /dev/nvme*n1 > /dev/null 2>&1 || exit 0; sleep 0.1; done; exit 1";
     guest.check(vanished, 2 * MINUTE)?;
@@ -223,7 +220,7 @@ fn on_disk(disk: &str) -> String {
     )
 }
 
-/// A disk whose doorbells the guest writes to a page that it shares with the engine is plugged in, and its engine dies too.
+/// Plugs in a disk with mapped doorbells, and kills the engine.
 fn mapped_doorbells(daemon: &mut Daemon, guest: &Guest) -> Result<()> {
     let target = machine::export(daemon, "mapped", "64M", Frontend::MappedPcie)?;
     guest.plug(1, &MachineDisk::VfioUser(machine::socket(&target).clone()))?;
@@ -241,7 +238,7 @@ fn mapped_doorbells(daemon: &mut Daemon, guest: &Guest) -> Result<()> {
     no_complaints(guest, &["pci function", "enabling device", "queues"])
 }
 
-/// QEMU is killed under a load. Another one, started as `export show` says, finds what was there, and works on.
+/// Kills QEMU under load. A new one, started as `export show` prints, finds the data and works.
 fn qemu_dies(daemon: &Daemon, guest: Guest, disk: &str) -> Result<Guest> {
     let content = |guest: &Guest, disk: &str| {
         let part = "bs=64k skip=512 count=128 iflag=direct 2> /dev/null";
@@ -254,7 +251,7 @@ fn qemu_dies(daemon: &Daemon, guest: Guest, disk: &str) -> Result<Guest> {
     let kept = content(&guest, disk)?;
     let load = endless(&guest, &on_disk(disk))?;
     more_writes(daemon, &load, "writes before QEMU dies")?;
-    // As by kill -9: nothing is asked of it.
+    // As `kill -9`.
     drop((load, guest));
     let options = GuestOptions {
         given: machine::printed_arguments(daemon, "t/disk")?,
@@ -268,7 +265,7 @@ fn qemu_dies(daemon: &Daemon, guest: Guest, disk: &str) -> Result<Guest> {
     Ok(guest)
 }
 
-/// Nothing about disks in the kernel's log, but for what is expected.
+/// The kernel's log has only `expected` messages about disks.
 fn no_complaints(guest: &Guest, expected: &[&str]) -> Result<()> {
     let log = guest.check("dmesg", MINUTE)?;
     let ours = |line: &&str| {

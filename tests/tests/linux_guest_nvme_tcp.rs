@@ -1,10 +1,8 @@
-//! A stock Linux host uses Forebay over NVMe/TCP.
+//! A Linux host uses Forebay over NVMe/TCP: discovery, connect, filesystem, verified I/O,
+//! deallocation, growth, reconnection.
 //!
-//! Purpose: the main promise, with the real daemon and engine on one side and Debian's kernel on the
-//! other: discover, connect, a filesystem, verified I/O, space given back, growth, reconnection.
-//! Design: one guest and one daemon, the steps of a disk's life in order, each a function. At the end
-//! the guest's kernel must not have complained about anything.
-//! Not here: deaths of daemon or engine, speed.
+//! One guest and one daemon go through these steps in order, a function each. At the end the
+//! guest's log must have no complaints.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -21,7 +19,7 @@ const MIB: u64 = 1 << 20;
 /// The discovery service may list itself.
 const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
 
-/// The host that may connect, and one that may not.
+/// The allowed host, and another.
 const HOST: Host = Host {
     nqn: "nqn.2014-08.org.nvmexpress:uuid:5d3f9a52-1c7b-4a0e-9a55-6d1f0d3c2b11",
     id: "5d3f9a52-1c7b-4a0e-9a55-6d1f0d3c2b11",
@@ -39,9 +37,8 @@ struct Host {
 struct Lab {
     daemon: Daemon,
     guest: Guest,
-    /// The pool's only device.
     pool_file: PathBuf,
-    /// Of the export that the host may use.
+    /// The NQN of the host's export.
     nqn: String,
 }
 
@@ -73,7 +70,7 @@ fn linux_guest_nvme_tcp() -> Result<()> {
     step("stop", || daemon.stop())
 }
 
-/// One step, with its seconds (`--nocapture` shows them as they come).
+/// Runs a step and prints its duration (`--nocapture` shows it at once).
 fn step<T>(name: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
     let start = Instant::now();
     let result = run();
@@ -123,7 +120,7 @@ fn a_stranger_is_refused(lab: &Lab) -> Result<()> {
     let command = format!("nvme connect {} -n {}", lab.where_to(&STRANGER), lab.nqn);
     let output = lab.guest.run(&command, MINUTE)?;
     ensure!(output.code != 0, "a stranger could connect");
-    // What the kernel says to the status "Connect Invalid Host".
+    // The kernel's message for "Connect Invalid Host".
     let log = lab.guest.check("dmesg", MINUTE)?;
     ensure!(log.contains("is not allowed, hostnqn"), "{log}");
     Ok(())
@@ -186,11 +183,11 @@ fn verified_io_on_ext4(lab: &Lab, disk: &str) -> Result<()> {
         .check(&format!("mount -t ext4 /dev/{disk} /mnt"), MINUTE)?;
     verify(lab, "--bs=4k --direct=1 --fsync=64")?;
     verify(lab, "--bsrange=4k-256k --direct=1")?;
-    // Through the page cache, with the flush at the end that a careful program makes.
+    // Through the page cache, with a flush at the end.
     verify(lab, "--bsrange=4k-64k --end_fsync=1")
 }
 
-/// Two jobs write everywhere in their files and read all back, checked.
+/// Two jobs write their whole files and verify them.
 fn verify(lab: &Lab, how: &str) -> Result<()> {
     let command = format!(
         "fio --name=verify --directory=/mnt --numjobs=2 --size=24m --rw=randwrite \
@@ -202,7 +199,7 @@ fn verify(lab: &Lab, how: &str) -> Result<()> {
 
 fn fstrim_gives_space_back(lab: &Lab) -> Result<()> {
     const FILE_BYTES: u64 = 96 * MIB;
-    // The filesystem may keep some of it, at the ends of extents.
+    // The filesystem may keep a part, at the ends of extents.
     const BACK_BYTES: u64 = 80 * MIB;
     let write = format!(
         "dd if=/dev/urandom of=/mnt/big bs=1M count={} conv=fsync",
@@ -225,7 +222,7 @@ fn fstrim_gives_space_back(lab: &Lab) -> Result<()> {
     .with_context(|| format!("of {FILE_BYTES} bytes the pool and its file have back {back:?}"))
 }
 
-/// Extents of the pool that nobody else can have now.
+/// The pool's extents that are not available to others.
 fn used_bytes(lab: &Lab) -> Result<u64> {
     let pool = lab.daemon.cli(&["pool", "show"])?;
     let bytes = |key: &str| pool[key].as_u64().with_context(|| key.to_owned());
@@ -251,7 +248,7 @@ fn growth_is_seen(lab: &Lab, disk: &str) -> Result<()> {
         anyhow::bail!("stat said {blocks:?}");
     };
     ensure!(blocks * block_bytes > 320 * MIB, "the filesystem is small");
-    // More than there was before fits, and what is there now is whole.
+    // More data fits than before, and existing data is intact.
     let fill = "dd if=/dev/urandom of=/mnt/fill bs=1M count=270 conv=fsync";
     lab.guest.check(fill, 5 * MINUTE)?;
     lab.guest.check("rm /mnt/fill", MINUTE)?;
@@ -280,7 +277,7 @@ fn data_survives_reconnection(lab: &Lab, disk: &str) -> Result<()> {
     lab.guest.check("umount /mnt", MINUTE).map(drop)
 }
 
-/// Whatever a host asks for is given, or refused as not there; nothing else.
+/// Every log page and feature is returned or refused as unsupported.
 fn every_page_and_feature_answers(lab: &Lab, disk: &str) -> Result<()> {
     let ask = format!(
         "for i in $(seq 0 255); do
@@ -305,7 +302,7 @@ fn every_page_and_feature_answers(lab: &Lab, disk: &str) -> Result<()> {
     Ok(())
 }
 
-/// Another volume, in blocks of 512 bytes, with both digests.
+/// Another volume, with 512-byte blocks and both digests.
 fn digests_and_small_blocks(lab: &Lab) -> Result<()> {
     lab.daemon.cli(&[
         "volume",
@@ -357,7 +354,7 @@ fn wait_for_hosts(lab: &Lab, hosts: &[&str]) -> Result<()> {
 }
 
 fn the_kernel_has_no_complaints(lab: &Lab) -> Result<()> {
-    // Not all warnings: on a busy machine an emulated CPU has some about its clocks.
+    // Not all warnings: on a busy node, an emulated CPU has clock warnings.
     const SUBJECTS: [&str; 8] = [
         "nvme", "block", "EXT4", "JBD2", "I/O", "BUG", "WARNING", "hung",
     ];
@@ -375,7 +372,7 @@ fn the_kernel_has_no_complaints(lab: &Lab) -> Result<()> {
 }
 
 impl Lab {
-    /// Options of `nvme` for the target, as `host`.
+    /// Options of `nvme` to reach the target as `host`.
     fn where_to(&self, host: &Host) -> String {
         format!(
             "-t tcp -a {HOST_ADDRESS} -s {} --hostnqn={} --hostid={}",

@@ -1,9 +1,8 @@
-//! A stock Linux host and another one share a volume by reservations.
+//! Two hosts share a volume by reservations, and one preempts the other during its writes.
 //!
-//! Purpose: what a cluster does: register, acquire, be refused, preempt a host in the middle of its writes.
-//! Design: host A is the guest, by `nvme` and fio; host B is the test, by raw PDUs. After B's preempt is answered, nothing
-//! of A's may reach the volume any more, whatever A had on its way; and a dead engine's successor keeps to that.
-//! Not here: every rule of every type (`crates/nvme`), deaths at each step (`crates/engine`).
+//! Host A is the guest, with `nvme` and fio; host B is the test, with raw PDUs. After B's preempt
+//! is answered, no write of A may reach the volume. A dead engine's successor enforces that too.
+//! `crates/nvme` has the rules, `crates/engine` deaths at each step.
 
 use std::time::Duration;
 
@@ -22,7 +21,7 @@ mod raw;
 const HOST: &str = "nqn.2026-01.test:b";
 const MINUTE: Duration = Duration::from_secs(60);
 const BLOCK: usize = 4096;
-/// Blocks that both fight for.
+/// Blocks that both hosts write.
 const BLOCKS: u64 = 1024;
 const KEY_A: u64 = 0xa;
 const KEY_B: u64 = 0xb;
@@ -33,7 +32,7 @@ const ACQUIRE: u8 = 0x11;
 const RELEASE: u8 = 0x15;
 const WRITE_EXCLUSIVE: u32 = 1 << 8;
 
-/// Host B's command with its keys.
+/// Host B's reservation command.
 fn reserve(io: &mut RawHost, opcode: u8, action: u32, keys: [u64; 2]) -> Status {
     let mut data = [keys[0].to_le_bytes(), keys[1].to_le_bytes()].concat();
     if opcode == RELEASE {
@@ -64,7 +63,7 @@ fn linux_guest_reservations() -> Result<()> {
     let address = format!("127.0.0.1:{}", daemon.port()).parse()?;
     let (_admin, mut b) = attach(address, DISK_NQN, PLAIN, true);
 
-    // A reserves; B may read, not write.
+    // A reserves; B may read, but not write.
     ensure!(guest_writes(&guest, &disk)?, "nobody has reserved anything");
     let register = format!("nvme resv-register {disk} --nrkey={KEY_A:#x} --rrega=0 --cptpl=3");
     guest.check(&register, MINUTE)?;
@@ -83,7 +82,7 @@ fn linux_guest_reservations() -> Result<()> {
     );
     b.read(0, 1, BLOCK as u32);
 
-    // B takes it away while A writes.
+    // B preempts while A writes.
     let fio = format!(
         "fio --name=a --filename={disk} --size={} --rw=randwrite --bs=4k --direct=1 --ioengine=libaio \
          --iodepth=32 --buffer_pattern=0xaa --time_based --runtime=300",
@@ -99,7 +98,7 @@ fn linux_guest_reservations() -> Result<()> {
     let preempt = 1 | WRITE_EXCLUSIVE;
     let status = reserve(&mut b, ACQUIRE, preempt, [KEY_B, KEY_A]);
     ensure!(status == Status::SUCCESS, "{status:?}");
-    // From here on the volume is B's alone.
+    // From here only B may write.
     for lba in 0..BLOCKS {
         let status = b.write(lba, &[lba as u8 | 1; BLOCK], BLOCK).status();
         ensure!(status == Status::SUCCESS, "block {lba}: {status:?}");
@@ -121,7 +120,7 @@ fn linux_guest_reservations() -> Result<()> {
     let read = format!("dd if={disk} of=/dev/null bs=1M count=4 iflag=direct");
     guest.check(&read, MINUTE).context("A may read")?;
 
-    // So it stays, whoever dies.
+    // Deaths do not change that.
     let dead = daemon.kill_engine()?;
     daemon.wait_engine_after(dead.generation, MINUTE)?;
     ensure!(!guest_writes(&guest, &disk)?, "A writes after a take-over");
@@ -136,7 +135,7 @@ fn linux_guest_reservations() -> Result<()> {
     let registrants = volume["reservation"]["registrants"].as_array();
     ensure!(registrants.is_some_and(|list| list.len() == 1), "{volume}");
 
-    // B lets go, and A has it again.
+    // B releases, and A may write again.
     let status = reserve(&mut b, RELEASE, WRITE_EXCLUSIVE, [KEY_B, 0]);
     ensure!(status == Status::SUCCESS, "{status:?}");
     ensure!(

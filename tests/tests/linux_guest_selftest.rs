@@ -1,9 +1,7 @@
-//! The guest harness itself, without Forebay.
+//! Tests the guest harness without Forebay, to tell whether a failed guest test is the guest's
+//! fault.
 //!
-//! Purpose: when a guest test fails, this one tells whether the guest is to blame. It boots, talks to
-//! the guest in all the ways that tests do, and uses the guest's own NVMe/TCP target to show that
-//! every program the other tests need does its work.
-//! Not here: Forebay.
+//! It uses the guest's own NVMe/TCP target to test every program that the other tests need.
 
 use std::time::Duration;
 
@@ -11,7 +9,7 @@ use forebay_tests::guest::{Guest, GuestOptions};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// A target in the guest: a memory-backed disk behind the kernel's own NVMe/TCP target.
+/// The kernel's NVMe/TCP target in the guest, with a disk in memory.
 const TARGET: &str = "set -e
 modprobe null_blk nr_devices=1 memory_backed=1 discard=1 gb=1 bs=4096
 modprobe nvmet-tcp
@@ -61,7 +59,7 @@ fn linux_guest_selftest() {
         .check("nvme --version && fio --version", MINUTE)
         .unwrap();
 
-    // An exit code, and output of any length and content, come out as they are.
+    // Exit codes and output of any length and content arrive unchanged.
     let output = guest
         .run("echo to standard error >&2; exit 7", MINUTE)
         .unwrap();
@@ -75,7 +73,7 @@ fn linux_guest_selftest() {
     assert_eq!(numbers.lines().count(), 50001);
     assert_eq!(numbers.lines().last(), Some("a  'b' \"c\" 2"));
 
-    // Commands run beside each other: this one ends only through the next.
+    // Commands run concurrently: this one ends only through the next.
     let waiting = guest
         .spawn("until [ -e /tmp/go ]; do sleep 0.1; done; echo went")
         .unwrap();
@@ -84,7 +82,7 @@ fn linux_guest_selftest() {
     guest.check("touch /tmp/go", MINUTE).unwrap();
     assert_eq!(waiting.wait(MINUTE).unwrap().text, "went\n");
 
-    // A wait that is too long ends, and the guest is still there.
+    // A wait beyond its limit fails, and the guest still works.
     let error = guest.run("sleep 1000", Duration::from_secs(1)).unwrap_err();
     assert!(format!("{error:#}").contains("no answer"), "{error:#}");
 

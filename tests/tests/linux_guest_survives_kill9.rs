@@ -1,8 +1,7 @@
-//! A stock Linux host does not notice that the engine died, twenty times.
+//! A Linux host does not notice twenty deaths of the engine: no I/O error, no reconnection, no log
+//! line.
 //!
-//! Purpose: the take-over's promise to the one that matters: no I/O error, no reconnection, not a line in its log.
-//! Design: one guest, fio writing at random and verifying what it wrote, again and again until the last death is over.
-//! Not here: what else a guest does (`linux_guest_nvme_tcp.rs`).
+//! fio writes and verifies at random until the last death is over.
 
 use std::time::Duration;
 
@@ -55,7 +54,7 @@ fn linux_guest_survives_kill9() -> Result<()> {
     guest.check("touch /tmp/stop", MINUTE)?;
     let output = load.wait(5 * MINUTE)?;
     ensure!(output.code == 0, "fio: {}", output.text);
-    // Whatever the level: "reconnecting" is information to the kernel.
+    // All levels, because the kernel logs "reconnecting" as information.
     let log = guest.check("dmesg", MINUTE)?;
     let ours = |line: &&str| {
         ["nvme", "I/O", "block", "hung"]

@@ -1,9 +1,6 @@
-//! A stock Linux host that uses two nodes with the same names.
+//! A Linux host uses two nodes with default names and equal tenant and volume names.
 //!
-//! Purpose: names that are unique on a node only don't collide on a host.
-//! Design: two daemons with nothing but defaults; tenant and volume have the same names. The host attaches both disks
-//! by `nvme connect-all`, and by the NQN that `export show --json` gives.
-//! Not here: what an NQN looks like (the pool's tests).
+//! It connects by `nvme connect-all`, and by the NQN from `export show --json`.
 
 use std::time::Duration;
 
@@ -49,7 +46,7 @@ fn nqn_is_unique_to_a_node() -> Result<()> {
     guest.check(count, MINUTE)?;
     let log = guest.check("dmesg", MINUTE)?;
     ensure!(!log.contains("IDs don't match"), "{log}");
-    // Each is a disk of its own.
+    // They are different disks.
     let each = "for disk in /dev/nvme*n1; do echo $disk | dd of=$disk bs=4k count=1 conv=sync oflag=direct 2>&1; done;
         for disk in /dev/nvme*n1; do [ $(dd if=$disk bs=4k count=1 iflag=direct | head -c 12) = $disk ] || exit 1; done";
     guest.check(each, MINUTE)?;

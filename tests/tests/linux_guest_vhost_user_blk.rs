@@ -1,9 +1,7 @@
-//! Stock Linux guests whose disk is Forebay's over vhost-user: User Mode Linux, and QEMU.
+//! Linux guests with a vhost-user disk, under two frontends: filesystem, verified I/O,
+//! deallocation, growth, and deaths of engine and guest.
 //!
-//! Purpose: Linux's own virtio driver and two different frontends: a filesystem, verified I/O, deaths of the engine, space
-//! given back, growth; and deaths of the guests themselves.
-//! Design: User Mode Linux boots in seconds and does one job; QEMU 11 (`guest::tools`) takes commands.
-//! Not here: speed, hostile guests, libblkio.
+//! User Mode Linux boots in seconds and does one job. QEMU 11 (`guest::tools`) takes commands.
 
 use std::path::Path;
 use std::time::Duration;
@@ -20,11 +18,11 @@ use forebay_tests::wait;
 const MINUTE: Duration = Duration::from_secs(60);
 const FIO: &str = "fio --name=verify --directory=/mnt --rw=randwrite --bsrange=4k-64k --ioengine=libaio \
     --iodepth=16 --direct=1 --verify=crc32c --do_verify=1 --verify_fatal=1";
-/// What the kernels say when a disk is not as it should be.
+/// Kernel messages about a bad disk.
 const COMPLAINTS: [&str; 3] = ["I/O error", "EXT4-fs error", "hung"];
-/// The sizes before and after growth.
+/// The size after growth.
 const GROWN_BYTES: u64 = 384 << 20;
-/// Memory that is plugged in.
+/// Hot-plugged memory.
 const SPARE_MIB: u32 = 128;
 
 fn set_up() -> Result<(Daemon, Target)> {
@@ -38,7 +36,7 @@ fn writes(daemon: &Daemon) -> Result<u64> {
     lane["write"]["ops"].as_u64().context("no writes counted")
 }
 
-/// Waits until the engine has counted 50 writes more.
+/// Waits until the engine has counted 50 further writes.
 fn more_writes(daemon: &Daemon, mut ended: impl FnMut() -> Result<Option<String>>) -> Result<()> {
     let before = writes(daemon)?;
     wait::until("the guest's writes", 2 * MINUTE, || {
@@ -107,7 +105,7 @@ fn in_user_mode_linux(daemon: &mut Daemon, socket: &Path) -> Result<()> {
 }
 
 fn in_qemu(daemon: &mut Daemon) -> Result<()> {
-    // As its operator would start it.
+    // As an operator would start it.
     let guest = boot(&GuestOptions {
         given: machine::printed_arguments(daemon, "t/disk")?,
         plugs_memory: true,
@@ -138,7 +136,7 @@ fn in_qemu(daemon: &mut Daemon) -> Result<()> {
     guest.power_off()
 }
 
-/// Memory is plugged in while the guest works, used, and taken out while it works.
+/// Plugs memory in under load, uses it, and unplugs it under load.
 fn memory_comes_and_goes(daemon: &Daemon, guest: &Guest) -> Result<()> {
     let memory = || {
         let shown = daemon.cli(&["export", "show", "t/disk"])?;
@@ -146,7 +144,7 @@ fn memory_comes_and_goes(daemon: &Daemon, guest: &Guest) -> Result<()> {
         bytes.with_context(|| format!("no memory in {shown}"))
     };
     let before = memory()?;
-    // What is put in is used first, and only for what can be moved out of it.
+    // New memory is used first, and only for movable pages, so that it can be unplugged.
     let policy = "echo online_movable > /sys/devices/system/memory/auto_online_blocks";
     guest.check(policy, MINUTE)?;
     let load = guest.spawn(&format!("{FIO} --size=16m --fsync=64"))?;
@@ -174,22 +172,21 @@ fn memory_comes_and_goes(daemon: &Daemon, guest: &Guest) -> Result<()> {
     Ok(())
 }
 
-/// A guest in QEMU that has found its disk.
+/// Boots QEMU and waits for the disk.
 fn boot(options: &GuestOptions) -> Result<Guest> {
     let guest = Guest::boot(options)?;
     guest.check("modprobe virtio_blk", MINUTE)?;
     wait::until("the disk", MINUTE, || {
         Ok((guest.run("[ -b /dev/vda ]", MINUTE)?.code == 0).then_some(()))
     })?;
-    // Else it would never flush, and what it wrote would not be durable.
+    // Otherwise it would never flush, and its writes would not be durable.
     let cache = guest.check("cat /sys/block/vda/cache_type", MINUTE)?;
     ensure!(cache.trim() == "write back", "the guest's disk is {cache}");
     guest.check("dmesg --clear", MINUTE)?;
     Ok(guest)
 }
 
-/// The guests die in the middle of their work; another one finds a filesystem that can be mended. (Of user-space drivers:
-/// `machines_client_kills.rs`.)
+/// Guests die while they write; the next one finds a filesystem that can be repaired.
 #[test]
 #[ignore = "boots Linux guests: cargo xtask test guest"]
 fn client_kill_and_restart_guests() -> Result<()> {
@@ -217,7 +214,7 @@ fn client_kill_and_restart_guests() -> Result<()> {
     guest.check(look, 5 * MINUTE)?;
     let load = guest.spawn(work)?;
     more_writes(&daemon, || Ok(load.has_ended().then(String::new)))?;
-    // As by kill -9: nothing is asked of it.
+    // As `kill -9`.
     drop((load, guest));
     let uml = Uml::start(socket, look)?;
     let output = uml.wait(5 * MINUTE);

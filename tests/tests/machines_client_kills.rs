@@ -1,10 +1,7 @@
-//! User-space drivers that are killed in the middle of their work.
+//! User-space drivers are killed while they write. Their export is usable again at once, no late
+//! write lands, and other data survives.
 //!
-//! Purpose: whatever a client leaves behind, its export can be used again at once, nothing of it lands later, and what was
-//! there stays.
-//! Design: `forebay bench machine` is the driver, a process of its own, killed by its pid once the engine has counted its
-//! writes; it writes in its own part of the disk.
-//! Not here: kills of guests (`linux_guest_vhost_user_blk.rs`).
+//! The driver is `forebay bench machine`, killed once the engine has counted its writes.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -18,7 +15,7 @@ use forebay_tests::machine::{self, Frontend};
 use forebay_tests::wait;
 
 const MINUTE: Duration = Duration::from_secs(60);
-/// What is looked at lies in front of what the killed ones write.
+/// The checked area is in front of the area that drivers write.
 const KEPT_BYTES: u64 = 8 << 20;
 
 #[test]
@@ -57,7 +54,7 @@ fn writes(daemon: &Daemon) -> Result<u64> {
     lane["write"]["ops"].as_u64().context("no writes counted")
 }
 
-/// A driver at work; dropped, it is killed.
+/// A driver process, killed when dropped.
 struct Driver(Child);
 
 impl Driver {

@@ -1,11 +1,9 @@
-//! Machines' disks while engines and daemons die.
+//! VM disks keep their connections while engines and daemons die at any point, as long as one
+//! process lives. Connections made meanwhile are served later.
 //!
-//! Purpose: whichever instruction an engine dies at, and whichever daemon with it, machines keep their disks: no connection
-//! is lost while one of both lives. Who connects while nobody is there to answer is answered later.
-//! Design: engines of one daemon die in a chain, each at its own point ([`forebay_xlate::kill`]), while both kinds of disk are
-//! at work and visitors come and go, so that each point is come to however slow the machine is.
-//! Not here: network hosts (`takeover_points.rs`), one kind of disk through many deaths (`machines_pcie.rs`,
-//! `machines_vhost.rs`), every instruction of a message (`crates/engine`).
+//! Engines of one daemon die in a chain, each at its own point ([`forebay_xlate::kill`]). Both
+//! kinds of disk are loaded, and visitors connect and leave, so that every point is reached.
+//! `takeover_points` has network hosts.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -25,7 +23,7 @@ use forebay_xlate::kill::POINTS;
 const MINUTE: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
 
-/// A daemon with a disk of each kind, each under a load.
+/// A daemon with a disk of each kind, each under load.
 fn served() -> Result<(Daemon, Vec<MachineVerify>)> {
     let daemon = machine::serve(&DaemonOptions::default(), "2G")?;
     let kinds = [
@@ -52,7 +50,7 @@ fn served() -> Result<(Daemon, Vec<MachineVerify>)> {
     Ok((daemon, specs))
 }
 
-/// Connects, writes and reads, leaves. False if the connection was lost while it was made.
+/// Connects, writes, reads and disconnects. False if the connection was lost during connect.
 fn visit(target: &Target, byte: u8) -> Result<bool> {
     let options = Options {
         depth: 1,
@@ -100,7 +98,8 @@ fn chain_of_deaths(chain: &[(&str, u64)]) -> Result<()> {
     let visits = AtomicU64::new(0);
     machine::during_loads(&mut daemon, specs, |daemon, work| {
         work.more("the first writes")?;
-        // The engines of another daemon are armed, so that all disks are connected before the first dies.
+        // A second daemon's engines have the kill points, so that all disks are connected before
+        // the first death.
         daemon.kill_daemon()?;
         daemon.environment = vec![("FOREBAY_KILL".into(), kills.join(","))];
         daemon.start_again()?;
@@ -143,8 +142,8 @@ fn chain_of_deaths(chain: &[(&str, u64)]) -> Result<()> {
             let visitors = visitors.map(|v| v.join().expect("a visitor does not panic"));
             waited?;
             for turned_away in visitors {
-                // Between accept(2) and the daemon's having the socket, a connection dies with its engine: the more often, the
-                // busier the processors are. Each other visit is served.
+                // Between accept(2) and the daemon's receipt of the socket, a connection dies with
+                // its engine. Busy processors make that likelier. Every other visit is served.
                 let turned_away = turned_away?;
                 ensure!(
                     turned_away <= chain.len() as u64 / 3,
@@ -164,7 +163,8 @@ fn chain_of_deaths(chain: &[(&str, u64)]) -> Result<()> {
 fn kill_at_each_point_of_machines() -> Result<()> {
     let mut dice = Dice(lab::count_from("FOREBAY_TEST_SEED", 4));
     let parts = ["vm.", "pcie."];
-    // Only a client with memory that has no descriptor is asked anything (`frontend::vfio_user::tests::remote` in the engine's crate).
+    // The engine only asks a client whose memory has no descriptor
+    // (`frontend::vfio_user::tests::remote` in the engine's crate).
     let asks = ["vm.asking", "vm.asked"];
     let mut over = ["over.adopted", "over.converted", "over.resumed"]
         .iter()
@@ -174,7 +174,7 @@ fn kill_at_each_point_of_machines() -> Result<()> {
         .iter()
         .filter(|p| parts.iter().any(|part| p.starts_with(part)) && !asks.contains(p))
     {
-        // What is come to once in a life, or in a take-over, and what is at every command.
+        // Some points are reached once per connection or take-over, others at every command.
         let often = ["taken", "fetched", "completing", "posted", "freed"];
         let is_often = point.starts_with("pcie.") && often.iter().any(|end| point.ends_with(end));
         let most = match point.starts_with("vm.") {
@@ -190,8 +190,8 @@ fn kill_at_each_point_of_machines() -> Result<()> {
     chain_of_deaths(&chain)
 }
 
-/// An engine's death, a daemon's, an engine's that a new daemon found, an engine that makes way for another, and two engines'
-/// deaths in a row: in turns.
+/// In turns: death of an engine, of a daemon, of an adopted engine, an upgrade, and deaths of two
+/// engines in a row.
 #[test]
 fn engines_and_daemons_die_in_turns() -> Result<()> {
     let (mut daemon, specs) = served()?;
@@ -218,7 +218,7 @@ fn engines_and_daemons_die_in_turns() -> Result<()> {
             ensure!(after.engine != before.engine && after.daemon == before.daemon);
             ensure!(lab::events(daemon)?.contains_key("engine_replaced"));
             work.more("writes after an upgrade")?;
-            // The next engine dies when it takes over, or when another daemon finds it.
+            // The next engine dies when it takes over, or when another daemon adopts it.
             let before = daemon.processes()?;
             daemon.kill_daemon()?;
             let (point, found) = [
@@ -265,7 +265,7 @@ fn both_die_and_machines_connect_again() -> Result<()> {
     ] {
         match point {
             None => daemon.kill_all()?,
-            // The daemon dies of what its engine's death brings: then the new engine goes as well.
+            // The daemon dies from its engine's death; then the new engine ends too.
             Some(point) => {
                 daemon.kill_daemon()?;
                 daemon.environment =
@@ -292,7 +292,7 @@ fn both_die_and_machines_connect_again() -> Result<()> {
     daemon.stop()
 }
 
-/// How many sockets of this path there are: who listens, who is connected, and who waits for that.
+/// Sockets at this path: listening, connected and connecting.
 fn sockets_at(path: &Path) -> Result<usize> {
     let path = path.display().to_string();
     let all = std::fs::read_to_string("/proc/net/unix")?;
@@ -304,7 +304,7 @@ fn who_connects_while_nobody_is_there_is_served_later() -> Result<()> {
     let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
     for (name, frontend) in [("p", Frontend::NvmePcie), ("v", Frontend::VhostUser)] {
         let target = machine::export(&daemon, name, "64M", frontend)?;
-        // No engine: it is dead, and its daemon can't know yet.
+        // There is no engine, and its stopped daemon can't know yet.
         let processes = daemon.processes()?;
         hold_by_pid(processes.daemon, true)?;
         forebay_tests::system::kill_by_pid(processes.engine)?;
@@ -315,14 +315,15 @@ fn who_connects_while_nobody_is_there_is_served_later() -> Result<()> {
                 let now = sockets_at(machine::socket(&target))?;
                 Ok((now > before).then_some(()))
             });
-            // In any case, or it never ends.
+            // In any case, because a stopped daemon never ends.
             hold_by_pid(processes.daemon, false)?;
             waiting?;
             let served = visitor.join().expect("it does not panic")?;
             ensure!(served, "{frontend:?}: it was turned away");
             Ok(())
         })?;
-        // No daemon: the engine lets it in, and waits with its memory until a daemon holds it too.
+        // There is no daemon. The engine accepts the VM, but its memory waits until a daemon holds
+        // it too.
         daemon.kill_daemon()?;
         std::thread::scope(|scope| -> Result<()> {
             let visitor = scope.spawn(|| visit(&target, 2));

@@ -1,11 +1,8 @@
-//! One pool, any frontend: the same volume as a network disk, as a PCI controller and as a virtio disk.
+//! One volume through three frontends: a network disk, a PCI controller and a virtio disk. Its
+//! content is identical through each, in succession or, with shared exports, at once.
 //!
-//! Purpose: a volume's content is the same whichever frontend shows it, one after the other or, if each export says that
-//! it is shared, all at once; what one host wrote and was told of, every other reads at once; what a host has reserved
-//! over the network keeps machines out, whoever dies.
-//! Design: the real daemon and engine; drivers of the initiator's. Content names its place, so a block that another
-//! frontend has kept an old copy of is seen.
-//! Not here: each frontend by itself.
+//! A completed write is visible to all others at once. A host's reservation excludes VMs, also
+//! across deaths. Content names its place, so stale copies are detected.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -27,10 +24,9 @@ const MIB: u64 = 1 << 20;
 const BLOCK: usize = 4096;
 const VOLUME: &str = "t/v";
 const NQN: &str = "nqn.2026-01.io.forebay:test:t.v";
-/// Of what the test of one frontend after the other looks at.
+/// Bytes that the test of successive frontends checks.
 const SPAN: u64 = 8 * MIB;
 
-/// A host over the network.
 struct Host {
     session: Session,
     queue: IoQueue,
@@ -157,7 +153,7 @@ fn two_exports_of_a_volume_must_both_be_shared() -> Result<()> {
     let kinds: [&[&str]; 3] = [&["--any-host"], &["--nvme-pcie"], &["--vhost-user"]];
     for first in kinds {
         for second in kinds {
-            // Any number of hosts share a volume over the network by one export.
+            // Any number of hosts share one export over the network.
             let both_tcp = first == kinds[0] && second == kinds[0];
             for (one, other) in [(false, false), (false, true), (true, false), (true, true)] {
                 let of = |kind: &[&'static str], shared: bool| {
@@ -194,7 +190,7 @@ fn two_exports_of_a_volume_must_both_be_shared() -> Result<()> {
     daemon.stop()
 }
 
-/// A disk of a machine, used one command at a time.
+/// A VM's disk, used one command at a time.
 struct Machine {
     disk: Box<dyn Disk>,
     queues: Vec<Box<dyn Queue>>,
@@ -239,7 +235,6 @@ impl Machine {
     }
 }
 
-/// Three frontends at once.
 struct Three {
     host: Host,
     machines: [Machine; 2],
@@ -267,7 +262,7 @@ impl Three {
     }
 }
 
-/// Each writes, the others read, in turns over the same blocks: first what was a hole, then what has its place.
+/// Each writes and the others read, in turns over the same blocks: first holes, then mapped blocks.
 #[test]
 fn what_one_frontend_wrote_the_others_read() -> Result<()> {
     let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
@@ -303,7 +298,7 @@ fn what_one_frontend_wrote_the_others_read() -> Result<()> {
                 }
             }
         }
-        // What one gives back, nobody finds any more.
+        // Zeroed data is visible to none.
         let block = 5000 + round;
         let gone = Op::WriteZeroes {
             offset_bytes: block * BLOCK as u64,
@@ -324,7 +319,7 @@ const KEY: u64 = 0xa1;
 const WRITE_EXCLUSIVE: u32 = 1 << 8;
 const EXCLUSIVE_ACCESS: u32 = 2 << 8;
 
-/// Whether machines were kept out of reading, or of writing.
+/// Checks whether VMs may read and write.
 fn look(all: &mut Three, may_read: bool, may_write: bool) -> Result<()> {
     let expected = |may: bool, at: usize| match (may, at) {
         (true, _) => DiskStatus::Well,
@@ -356,7 +351,7 @@ fn look(all: &mut Three, may_read: bool, may_write: bool) -> Result<()> {
             ensure!(ended == expected(may_write, at), "{at} writes: {ended:?}");
         }
     }
-    // The holder reads what it wrote, where nobody else may write.
+    // Without write access for VMs, the holder reads its own data.
     all.host.write(7, vec![0xaa; BLOCK])?;
     if !may_write {
         for machine in &mut all.machines {
