@@ -1,8 +1,8 @@
-//! Disks of virtual machines that are NVMe controllers over vfio-user, with our own driver.
+//! NVMe controllers over vfio-user with our own driver, which shares only NVMe's types with the
+//! target.
 //!
-//! Purpose: verified load with every kind of doorbell, nothing copied, deaths of the engine, 64 controllers at once.
-//! Design: the real daemon and engine; the driver is the initiator's, which shares with them the types of NVMe alone.
-//! Not here: guests (`linux_guest_nvme_pcie.rs`), hostile clients.
+//! Verified load with every kind of doorbell, zero copies, deaths of the engine, and 64 controllers
+//! at once.
 
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -43,9 +43,9 @@ fn shapes() -> Vec<(Frontend, u32, Options)> {
             512 << 10,
             of(Doorbells::Mapped, 1, true),
         ),
-        // All queues, each with a vector of its own.
+        // The most queues, each with its own vector.
         (Frontend::NvmePcie, 4096, of(Doorbells::Shadow, 64, true)),
-        // The longest ones.
+        // The longest queues.
         (
             Frontend::NvmePcie,
             4096,
@@ -54,7 +54,7 @@ fn shapes() -> Vec<(Frontend, u32, Options)> {
                 ..of(Doorbells::Shadow, 2, true)
             },
         ),
-        // Interrupts for eight completions, or after 200 us; data in scatter/gather lists.
+        // Interrupts after eight completions or 200 us; scatter/gather lists.
         (
             Frontend::NvmePcie,
             128 << 10,
@@ -67,7 +67,7 @@ fn shapes() -> Vec<(Frontend, u32, Options)> {
     ]
 }
 
-/// `zero_copy_counters` among it: what a guest's NVMe driver sends is never copied.
+/// Includes `zero_copy_counters`: a guest's NVMe data is never copied.
 #[test]
 fn verified_load_in_every_shape() -> Result<()> {
     let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
@@ -139,7 +139,7 @@ fn kill9_engine_verified_pcie() -> Result<()> {
     Ok(())
 }
 
-/// 64 controllers over one pool, all connected at once, all at work, and through a death of the engine.
+/// 64 connected controllers on one pool, all under load, and a death of the engine.
 #[test]
 fn sixty_four_controllers() -> Result<()> {
     const CONTROLLERS: u8 = 64;
@@ -196,14 +196,14 @@ fn sixty_four_controllers() -> Result<()> {
     daemon.stop()
 }
 
-/// All queues at their longest, full, over a device that hangs: so many commands are in hand as the book says, and the others
-/// wait in the machine's memory. When the device goes on, each ends well.
+/// The longest queues are full, and the device hangs. The documented number of commands is in
+/// flight, and the others wait in the VM's memory. Later all succeed.
 #[test]
 fn full_queues_wait_for_the_commands_in_hand() -> Result<()> {
     const QUEUES: u16 = 64;
     const DEPTH: u16 = 1023;
     const IN_HAND: u64 = 1024;
-    /// Slots of each queue that read; only their data are ever touched.
+    /// Slots of each queue that read; only their data is ever touched.
     const READS: u16 = 16;
     let mut daemon = Daemon::start(&DaemonOptions {
         config: "[devices]\nallow_faulty = true\n".into(),
@@ -262,7 +262,7 @@ fn full_queues_wait_for_the_commands_in_hand() -> Result<()> {
     daemon.stop()
 }
 
-/// The pool lies on a block device: what goes there is not copied either.
+/// Writes to a block device are not copied either.
 #[test]
 fn zero_copy_counters_over_a_block_device() -> Result<()> {
     let mut daemon = Daemon::start(&DaemonOptions::default())?;
@@ -294,11 +294,10 @@ fn zero_copy_counters_over_a_block_device() -> Result<()> {
     daemon.stop()
 }
 
-/// A block device over a file.
 struct Loop(String);
 
 impl Loop {
-    /// `None`, and it is said why, where there can't be one.
+    /// Prints a message and returns `None` if loop devices are not available.
     fn over(file: &std::path::Path) -> Result<Option<Self>> {
         std::fs::File::create_new(file)?.set_len(1 << 30)?;
         let mut losetup = std::process::Command::new("losetup");
@@ -319,12 +318,12 @@ impl Loop {
 impl Drop for Loop {
     fn drop(&mut self) {
         let mut losetup = std::process::Command::new("losetup");
-        // While somebody still has it open, it goes with the last of them.
+        // If it is still open, it is detached at the last close.
         let _ = losetup.args(["--detach", &self.0]).status();
     }
 }
 
-/// Growth is seen when asked for; an export that is deleted first asks the machine to let go.
+/// Growth is seen on request. Deleting an export first asks the VM to release the disk.
 #[test]
 fn growth_and_removal() -> Result<()> {
     let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;

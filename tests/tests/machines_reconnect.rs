@@ -1,10 +1,9 @@
-//! Machines that keep their rings and their in-flight region, and connect again.
+//! Daemon and engine die with commands in flight, and a VM reconnects with its rings and in-flight
+//! region. Each command ends exactly once, with correct data.
 //!
-//! Purpose: daemon and engine are both dead, so no socket survives, and commands are in flight. The hypervisor connects
-//! again and hands over the in-flight region that it kept: each command ends exactly once, and the data are right.
-//! Design: the device hangs, so that what is in flight when both die is known; or it is late at random, so that commands end
-//! out of order around the death. Every command names its own place, so that what is there tells which writes were made.
-//! Not here: deaths that machines don't notice (`machines_deaths.rs`, `machines_vhost.rs`).
+//! The device hangs, so that the commands in flight are known, or delays at random, so that
+//! commands end out of order. Content names its place and version, so it shows which writes were
+//! executed.
 
 use std::time::Duration;
 
@@ -23,13 +22,13 @@ const QUEUES: u16 = 2;
 const BYTES: u32 = 4096;
 const SEED: u64 = 11;
 
-/// A queue, and what its commands must have done.
+/// A queue, and the expected effects of its commands.
 struct Lane {
     queue: VhostQueue,
     number: u16,
-    /// Of each slot's place: the version that is there, or will be when its write has ended.
+    /// For each slot's place, the present version, or the one that its write in flight makes.
     versions: Vec<u32>,
-    /// What each slot does.
+    /// The command of each slot.
     open: Vec<Option<Op>>,
     ended: u64,
 }
@@ -39,7 +38,7 @@ impl Lane {
         u64::from(self.number * DEPTH + slot) * u64::from(BYTES)
     }
 
-    /// Gives every free slot a command; all leave together.
+    /// Submits a command in every free slot; all leave together.
     fn fill_up(&mut self) -> Result<()> {
         for slot in 0..DEPTH {
             let at = usize::from(slot);
@@ -70,7 +69,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Takes what has ended. The queue itself fails at an end of what is not in flight.
+    /// Takes completions. The queue itself fails at an unexpected one.
     fn collect(&mut self) -> Result<u64> {
         let mut done = Vec::new();
         self.queue.poll(&mut done)?;
@@ -90,7 +89,7 @@ impl Lane {
         Ok(done.len() as u64)
     }
 
-    /// A slot's data are its place's content.
+    /// Checks a slot's data against its place.
     fn holds(&self, slot: u16) -> Result<()> {
         let mut data = [0; BYTES as usize];
         self.queue.get(slot, &mut data);
@@ -123,7 +122,6 @@ impl Lane {
     }
 }
 
-/// A machine and who serves it.
 struct Scene {
     daemon: Daemon,
     disk: Vhost,
@@ -143,7 +141,7 @@ impl Scene {
         daemon.create_pool(&["--device", &device])?;
         daemon.cli(&["tenant", "create", "t"])?;
         let target = machine::export(&daemon, "v", "64M", Frontend::VhostUser)?;
-        // The daemon gives all of its extents now: a device that hangs would hold it up.
+        // Map all extents now, because a hanging device would block that.
         machine::fill(&target, 1 << 20, 3)?;
         let Target::VhostUser(path) = &target else {
             anyhow::bail!("another target");
@@ -179,7 +177,7 @@ impl Scene {
         Ok(faulty::set(&self.daemon.folder().join("pool.img"), faults)?)
     }
 
-    /// Waits until so many commands more have ended, and keeps all slots busy meanwhile.
+    /// Waits for `commands` completions, and keeps all slots busy.
     fn work(&mut self, commands: u64) -> Result<()> {
         let mut ended = 0;
         self.until("commands", |lanes| {
@@ -211,7 +209,7 @@ impl Scene {
         waited.map_err(|error| self.daemon.with_logs(error))
     }
 
-    /// The engine has all that there can be.
+    /// Waits until the engine has all commands.
     fn all_taken(&mut self) -> Result<()> {
         wait::until("the engine has all commands", MINUTE, || {
             let lane = machine::lane(&self.daemon)?;
@@ -220,7 +218,7 @@ impl Scene {
         })
     }
 
-    /// Both die; how much was in flight. What had ended is taken.
+    /// Kills both processes and takes completions; returns the number of commands in flight.
     fn die(&mut self) -> Result<u16> {
         self.daemon.kill_all()?;
         wait::until("the end of the connection", MINUTE, || {
@@ -266,7 +264,7 @@ impl Scene {
         Ok(())
     }
 
-    /// Everything ends; what was written is there, and nothing ends once more.
+    /// Waits for all completions, reads all places, and checks that no completion repeats.
     fn finish(mut self) -> Result<()> {
         self.drain()?;
         for lane in &mut self.lanes {
@@ -287,7 +285,7 @@ const WAYS: [(Ring, bool); 4] = [
     (Ring::Packed, false),
 ];
 
-/// The device hangs: all slots of all queues are in flight, over one death and over two in a row.
+/// The device hangs: all slots of all queues are in flight, across one death and across two.
 #[test]
 fn both_die_with_every_slot_in_flight() -> Result<()> {
     for (ring, indirect) in WAYS {
@@ -296,7 +294,7 @@ fn both_die_with_every_slot_in_flight() -> Result<()> {
             ..Faults::default()
         };
         let mut scene = Scene::new(ring, indirect)?;
-        // So that the rings have gone round, and end somewhere.
+        // So that the rings have wrapped and stand at an odd position.
         scene.work(301)?;
         for deaths in [1, 2] {
             scene.drain()?;
@@ -329,7 +327,8 @@ fn both_die_with_every_slot_in_flight() -> Result<()> {
     Ok(())
 }
 
-/// The device is late at random: commands end out of order around each death, and the guest goes on while nobody is there.
+/// The device delays at random: commands end out of order around each death. The guest submits
+/// meanwhile.
 #[test]
 fn both_die_while_commands_end_out_of_order() -> Result<()> {
     for (ring, indirect) in WAYS {

@@ -1,8 +1,5 @@
-//! Events about machines that are refused.
-//!
-//! Purpose: an event names a second machine on a socket in use, and memory that is not shared.
-//! Design: the clients are plain sockets.
-//! Not here: every other reason (the engine's own tests).
+//! Events about refused VMs: a second VM on a socket, and memory that is not shared. The clients
+//! are plain sockets.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -61,7 +58,7 @@ fn unshared_memory_is_named() -> Result<()> {
     let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
     let target = machine::export(&daemon, "v", "64M", Frontend::VhostUser)?;
     let mut socket = UnixStream::connect(machine::socket(&target))?;
-    // SET_MEM_TABLE, version 1: one region, and no descriptor beside it.
+    // SET_MEM_TABLE, version 1: one region without a descriptor.
     let words: [u32; 3] = [5, 1, 40];
     let table: [u64; 5] = [1, 0, 1 << 20, 0x7F00_0000_0000, 0];
     let mut message: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();

@@ -1,9 +1,7 @@
-//! Disks of virtual machines over vhost-user-blk, with our own driver.
+//! vhost-user-blk disks with our own driver, which shares no code with the target.
 //!
-//! Purpose: verified load in every shape of ring, nothing copied, huge pages and registered memory, deaths of the
-//! engine, growth, removal.
-//! Design: the real daemon and engine; the driver is the initiator's, which shares no code with them.
-//! Not here: guests (`linux_guest_vhost_user_blk.rs`), libblkio, hostile clients.
+//! Verified load with every shape of ring, zero copies, huge pages, registered memory, deaths of
+//! the engine, growth and removal.
 
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -21,7 +19,6 @@ const MINUTE: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
 const WRITES: u64 = 1500;
 
-/// Shapes of rings and commands.
 fn shapes() -> Vec<(&'static str, u32, Options)> {
     let plain = Options {
         depth: 16,
@@ -106,7 +103,7 @@ fn verified(spec: MachineVerify) -> Result<()> {
     Ok(())
 }
 
-/// `zero_copy_counters`: what lies as devices want it is not copied; what does not is, and is counted.
+/// Aligned data is not copied; other copies are counted.
 #[test]
 fn zero_copy_counters() -> Result<()> {
     let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
@@ -261,7 +258,7 @@ fn discard_zeroes_and_growth() -> Result<()> {
     daemon.stop()
 }
 
-/// Huge pages that this machine's kernel has set aside, until it is dropped.
+/// Huge pages of this node's kernel, reserved until dropped.
 struct HugePages(u64);
 
 impl HugePages {
@@ -276,7 +273,7 @@ impl HugePages {
         std::fs::write(format!("{}/nr_hugepages", Self::POOL), pages.to_string()).ok()
     }
 
-    /// `None`: there are not so many, or nobody may ask for them.
+    /// `None` if the kernel lacks them, or does not allow it.
     fn set_aside(pages: u64) -> Option<Self> {
         let own = Self(Self::number("nr_hugepages")?);
         Self::set(own.0 + pages)?;
@@ -290,7 +287,7 @@ impl Drop for HugePages {
     }
 }
 
-/// Whether this kernel lets a ring have memory that another one registered (Linux 6.13).
+/// Whether this kernel can share registered memory between rings (Linux 6.13).
 fn registers() -> bool {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut numbers = release.split('.').map(|n| n.parse::<u32>().unwrap_or(0));
@@ -372,7 +369,7 @@ fn a_connected_disk_is_removed_and_made_again() -> Result<()> {
         queues[0].put(0, &[7; 4096]);
         machine::execute(&mut *queues[0], write)?;
     }
-    // The protocol has no word for it: the connection ends.
+    // The protocol has no message for it, so the connection ends.
     daemon.cli(&["export", "delete", "t/goes", "--disconnect-hosts"])?;
     let path = machine::socket(&target);
     wait::until("the end of connection and socket", MINUTE, || {
@@ -380,7 +377,7 @@ fn a_connected_disk_is_removed_and_made_again() -> Result<()> {
     })?;
     ensure!(stays.is_open());
     machine::execute(&mut *queues[1][0], write)?;
-    // Made again, it is where it was, and has what was written.
+    // A new export has the old path and data.
     let again = machine::export_as(&daemon, "t/goes", Frontend::VhostUser, &[])?;
     ensure!(again == target, "another place: {again:?}");
     let mut disk = connect(&again)?;

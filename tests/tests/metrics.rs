@@ -1,9 +1,5 @@
-//! What Prometheus reads.
-//!
-//! Purpose: the exposition is well formed, says what the API's statistics say, and its counters do not fall
-//! when an engine dies under load; what concerns one transport is told of that one.
-//! Design: one daemon with a listener for metrics; the text is read strictly (`exposition`).
-//! Not here: the text's details (unit tests of the crate `control`).
+//! Metrics for Prometheus are well formed, agree with the API's statistics, and do not fall when an
+//! engine dies under load.
 
 use std::time::Duration;
 
@@ -115,7 +111,7 @@ fn metrics_say_what_stats_say_and_do_not_fall_at_a_death() -> Result<()> {
     daemon.stop()
 }
 
-/// What is copied, registered and interrupted is told of each transport.
+/// Each transport has its own counters of copies, registrations and interrupts.
 #[test]
 fn transports_have_their_figures() -> Result<()> {
     let port = free_ports(1)?[0];
@@ -150,7 +146,7 @@ fn transports_have_their_figures() -> Result<()> {
         let mut disk = machine::connect(&target, &options)?;
         let mut queues = disk.take_queues();
         for slot in 0..options.depth {
-            // What it has not touched is not held.
+            // Untouched memory is not resident.
             queues[0].put(slot, &vec![slot as u8; options.slot_bytes]);
         }
         for offset_bytes in (0..4 << 20).step_by(options.slot_bytes) {
@@ -200,7 +196,7 @@ fn transports_have_their_figures() -> Result<()> {
     daemon.stop()
 }
 
-/// What is over a budget waits, and is told apart from a slow device; the budget and its sums outlive the engine.
+/// Throttling is distinguished from a slow device. Budget and sums survive the engine.
 #[test]
 fn budgets_are_kept_to_and_seen() -> Result<()> {
     let port = free_ports(1)?[0];
@@ -264,7 +260,8 @@ fn budgets_are_kept_to_and_seen() -> Result<()> {
     let labels = "{tenant=\"acme\",volume=\"db\"}";
     let times = first.get(&format!("forebay_volume_throttled_seconds_count{labels}"))?;
     ensure!(times > 0.0, "who waits is timed");
-    // Of its bytes it needs a hundredth. What it has saved can't be earned again while this waits: its base is small now.
+    // It needs a hundredth of these bytes. With the small base, spent credit can't be earned again
+    // during this test.
     let line =
         "tenant budget acme --base-iops 200 --base-bandwidth 64K --burst-bandwidth 10M --credit 7d";
     daemon.cli(&line.split(' ').collect::<Vec<_>>())?;
@@ -280,7 +277,7 @@ fn budgets_are_kept_to_and_seen() -> Result<()> {
     does_not_fall(&first, &scrape(port)?)?;
     load()?;
     does_not_fall(&first, &seen(used)?)?;
-    // Of what was saved there is all that was not spent since, as the engine says that has served it.
+    // All saved credit that was not spent since remains.
     wait::until("what was saved", LIMIT, || {
         let now = scrape(port)?;
         let spent = bytes(&now, "bytes_total")? - bytes(&rich, "bytes_total")?;
@@ -293,13 +290,13 @@ fn budgets_are_kept_to_and_seen() -> Result<()> {
     daemon.stop()
 }
 
-/// Whether the kernel lets one ring's buffers be another's (Linux 6.13).
+/// Whether this kernel can share registered buffers between rings (Linux 6.13).
 fn can_register() -> bool {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit());
     let mut next = || numbers.next().and_then(|n| n.parse().ok());
     let is_new = (next().unwrap_or(0), next().unwrap_or(0)) >= (6_u32, 13_u32);
-    // And it must be let lock as much.
+    // It must also be allowed to lock that much memory.
     let read = |file| std::fs::read_to_string(file).unwrap_or_default();
     let limits = read("/proc/self/limits");
     let limit = limits

@@ -1,6 +1,5 @@
-//! What can be served is served, whatever part of the configuration is missing.
-//!
-//! Not here: devices that are missing (`devices`, `pool_troubles`).
+//! The daemon serves what it can when parts of its configuration are missing. Other tests have
+//! missing devices (`devices`, `pool_troubles`).
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener};
@@ -15,7 +14,7 @@ use forebay_tests::{exposition, wait};
 use rustix::mount::{MountFlags, UnmountFlags, mount_bind, mount_remount, unmount};
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// Of a network for documentation: no machine has it.
+/// An address for documentation, which no node has.
 const NOWHERE: &str = "192.0.2.1:4420";
 const HOST: &str = "nqn.2026-01.test:host";
 
@@ -111,7 +110,6 @@ fn serves_without_a_missing_part() -> Result<()> {
         .open_queue(1)?
         .execute(&write, vec![1; 4096], LIMIT)?;
 
-    // Parts that are back are served.
     drop(stranger);
     fs::remove_file(&log_in)?;
     fs::remove_file(&machines)?;
@@ -135,7 +133,7 @@ fn serves_without_a_missing_part() -> Result<()> {
         })
     };
     log_says("works now")?;
-    // What is removed while it is used is made again.
+    // Parts that are removed in use are made again.
     let socket = machines.join("t/w.sock");
     fs::remove_file(&socket)?;
     fs::rename(&log, log_in.join("renamed"))?;
@@ -151,7 +149,7 @@ fn serves_without_a_missing_part() -> Result<()> {
     daemon.stop()
 }
 
-/// What would fail at the start fails beforehand.
+/// `serve --check` reports what would fail at a start.
 #[test]
 fn check_knows_what_a_start_needs() -> Result<()> {
     let folder = tempfile::tempdir()?;
@@ -219,7 +217,7 @@ fn check_knows_what_a_start_needs() -> Result<()> {
     Ok(())
 }
 
-/// A folder that can't be written, for root alone.
+/// A folder that can't be written; needs root.
 struct ReadOnly(PathBuf);
 
 impl ReadOnly {
@@ -237,7 +235,7 @@ impl Drop for ReadOnly {
     }
 }
 
-/// The engine serves on, and its pool is found, whatever is left of the files that name them.
+/// The engine keeps serving, and its pool is found, when the records of both are damaged.
 #[test]
 fn damaged_records_are_made_anew() -> Result<()> {
     let mut daemon = Daemon::start(&DaemonOptions::default())?;
@@ -261,7 +259,7 @@ fn damaged_records_are_made_anew() -> Result<()> {
     ensure!(told.contains("engine.json.damaged"), "{told}");
     ensure!(records.iter().all(|record| record.exists()));
 
-    // Nothing but the copy knows the pool.
+    // Only the copy names the pool.
     daemon.stop()?;
     fs::write(&records[0], "garbage")?;
     daemon.start_again()?;
@@ -272,7 +270,7 @@ fn damaged_records_are_made_anew() -> Result<()> {
     let told = events(&daemon, "warning")?;
     ensure!(told.contains("devices.json.damaged"), "{told}");
 
-    // Nothing can be recorded.
+    // No record can be written.
     daemon.stop()?;
     let read_only = ReadOnly::new(&state);
     daemon.start_again()?;
@@ -283,7 +281,7 @@ fn damaged_records_are_made_anew() -> Result<()> {
     drop(read_only);
     daemon.wait_warnings(|warnings| !warnings.contains("the state folder"))?;
 
-    // Nobody knows it, and the engine lives.
+    // No record names the pool, and the engine lives.
     let engine = daemon.processes()?.engine;
     daemon.kill_daemon()?;
     for record in &records {
@@ -304,7 +302,7 @@ fn damaged_records_are_made_anew() -> Result<()> {
     );
     daemon.kill_all()?;
 
-    // Who the daemon is can't be made anew.
+    // The daemon's identity can't be made again.
     fs::write(state.join("owner-id"), [0xff; 20])?;
     let said = std::process::Command::new(program())
         .args(["serve", "--config"])

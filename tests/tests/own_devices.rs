@@ -1,9 +1,9 @@
-//! A daemon that opens its own pool: many block devices, one that hangs, one that went away and came back.
+//! A daemon opens its own pool again. Neither a previous daemon's open devices nor its own recent
+//! ones prevent that.
 //!
-//! Purpose: neither what an earlier daemon has open nor what this one had open a moment ago is in the way.
-//! Design: loop devices, some over a file whose requests the test holds; a FUSE file system that dies and is mounted
-//! again over the same file. Needs root.
-//! Not here: claims themselves (`claims`), other installations (`ownership`), devices that fail (`devices`).
+//! There are many block devices, one that hangs, and one that goes away and returns. They are loop
+//! devices, some over a file whose requests the test delays, and a FUSE file system that ends and
+//! is mounted again. Needs root.
 
 use std::fs::File;
 use std::path::Path;
@@ -22,7 +22,7 @@ const MIB: u64 = 1 << 20;
 const SIZE: u64 = 16 * MIB;
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Whether loop devices can be made here; said if not.
+/// Whether loop devices are available; prints a message if not.
 fn has_loop_devices(folder: &Path) -> Result<bool> {
     let file = folder.join("try");
     File::create(&file)?.set_len(MIB)?;
@@ -63,7 +63,7 @@ fn open(daemon: &Daemon, specs: &[String]) -> Result<()> {
     daemon.cli(&arguments).map(drop)
 }
 
-/// It says nothing of devices while the pool is opened anew.
+/// Tolerates that `device list` fails while the pool is opened again.
 fn wait_state(daemon: &Daemon, device: usize, state: &str) -> Result<()> {
     wait::until(&format!("device {device} is {state}"), MINUTE, || {
         let list = daemon.cli(&["device", "list"]).unwrap_or_default();
@@ -84,7 +84,7 @@ fn pool_open_many_block_devices() -> Result<()> {
     let (mut daemon, mut host) = serve(&specs)?;
     let record = daemon.folder().join("var/state/devices.json");
 
-    // The engine lives: its pool is known.
+    // The engine lives, so its pool is known.
     let engine = daemon.processes()?.engine;
     daemon.kill_daemon()?;
     std::fs::remove_file(&record)?;
@@ -96,7 +96,7 @@ fn pool_open_many_block_devices() -> Result<()> {
     ensure!(record.exists(), "it is recorded again");
     host.check()?;
 
-    // Nobody lives: the pool is where it is said to be.
+    // No process lives: the pool is where the command says.
     daemon.kill_all()?;
     std::fs::remove_file(&record)?;
     daemon.start_again()?;
@@ -104,7 +104,7 @@ fn pool_open_many_block_devices() -> Result<()> {
     host.verify(Promise::Acknowledged)?;
     daemon.stop()?;
 
-    // A device comes back: the daemon opens the other seven anew, which it had open itself just now.
+    // A device returns: the daemon opens the other seven again, which it has open.
     for _ in 0..3 {
         drop(disks.pop());
         daemon.start_again()?;
@@ -154,14 +154,14 @@ fn hung_daemon_does_not_block() -> Result<()> {
 
     hold.release();
     killed.wait()?;
-    // Nobody has to say so.
+    // No command is needed.
     wait_state(&daemon, 1, "online")?;
     host.check()?;
     daemon.pool_check()?;
     daemon.stop()
 }
 
-/// Reads a block of each extent: how many fail.
+/// Reads a block of each extent; returns the number of failures.
 fn failed_reads(host: &mut Host) -> Result<u64> {
     let (_session, mut queue) = host.connect()?;
     let mut failed = 0;
@@ -185,7 +185,7 @@ fn returned_device_is_taken_back() -> Result<()> {
     let specs = [&first, &hold.path()].map(|path| format!("file:{}", path.display()));
     let (mut daemon, mut host) = serve(&specs)?;
 
-    // By itself.
+    // Without a command.
     hold.die()?;
     ensure!(failed_reads(&mut host)? > 0, "it did not go away");
     hold.come_back()?;
@@ -195,7 +195,7 @@ fn returned_device_is_taken_back() -> Result<()> {
     host.check()?;
     wait_state(&daemon, 1, "online")?;
 
-    // When a person says so. A copy is told from it.
+    // By a command, which refuses a copy.
     hold.die()?;
     ensure!(failed_reads(&mut host)? > 0, "it did not go away again");
     hold.come_back()?;

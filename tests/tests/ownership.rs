@@ -1,8 +1,7 @@
-//! One pool and two machines: another one's pool is refused, watched, taken over, and lost.
+//! A pool of another node is refused, watched and taken over, and its old owner loses it.
 //!
-//! Design: the second machine is a second daemon with folders of its own, which reaches the pool's file through a loop
-//! device, so that no lock of the first one stops it.
-//! Not here: what labels say of older copies and other names (`labels`).
+//! The second node is a second daemon with its own folders. It reaches the pool's file through a
+//! loop device, so that the first one's locks do not stop it.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -76,7 +75,7 @@ fn send(pid: u32, signal: Signal) -> Result<()> {
     Ok(kill_process(pid, signal)?)
 }
 
-/// The first one serves on, and its data is as it was.
+/// The first daemon keeps serving its data.
 #[test]
 fn foreign_pool_is_refused() -> Result<()> {
     let mut two = two()?;
@@ -97,7 +96,7 @@ fn foreign_pool_is_refused() -> Result<()> {
     write(&mut queue, 2)?;
     two.first.pool_check()?;
     two.first.stop()?;
-    // Closed in good order, it is the first one's all the same.
+    // A closed pool still belongs to the first daemon.
     refused(two.second.cli(&open(&spec, &[])), "closed it in good order")?;
     two.first.start_again()?;
     two.first.pool_check()
@@ -107,7 +106,7 @@ fn foreign_pool_is_refused() -> Result<()> {
 fn foreign_pool_after_kill9_needs_take_over() -> Result<()> {
     let mut two = two()?;
     let spec = two.device.spec();
-    // Only the catalog names this one to the second daemon.
+    // Only the catalog names this device to the second daemon.
     let more = two.first.folder().join("more.img");
     let more = format!("file:{}", more.display());
     two.first
@@ -125,10 +124,10 @@ fn foreign_pool_after_kill9_needs_take_over() -> Result<()> {
     let (_session, mut queue) = connect(&two.second)?;
     let read = IoOp::Read { lba: 0, blocks: 1 };
     ensure!(queue.execute(&read, vec![0; 4096], LIMIT)? == [7; 4096]);
-    // The first one hears of it when it comes back.
+    // The first daemon learns of it when it returns.
     two.first.start_again()?;
     let trouble = two.first.status()?["pool_trouble"].to_string();
-    // On one machine a lock tells it, too.
+    // On one node, the lock may report it first.
     let is_told = ["another Forebay", "holds this device"];
     ensure!(
         is_told.iter().any(|told| trouble.contains(told)),
@@ -155,7 +154,7 @@ fn engine_heartbeat_without_daemon() -> Result<()> {
     two.first.pool_check()
 }
 
-/// Both processes stand still for longer than the heartbeat's window, and lose the pool; what they then write does not
+/// Both processes are stopped beyond the heartbeat's window and lose the pool; later writes do not
 /// reach it.
 #[test]
 fn resumed_engine_checks_the_label() -> Result<()> {
@@ -164,14 +163,14 @@ fn resumed_engine_checks_the_label() -> Result<()> {
     let (_session, mut queue) = connect(&two.first)?;
     write(&mut queue, 1)?;
     let processes = two.first.processes()?;
-    // The daemon first: it would replace an engine that stands still.
+    // The daemon first, because it would replace a stopped engine.
     send(processes.daemon, Signal::STOP)?;
     send(processes.engine, Signal::STOP)?;
     two.second.cli(&open(&spec, &["--take-over"]))?;
     two.second.wait_engine_after(0, LIMIT)?;
     let (_other, mut other) = connect(&two.second)?;
     write(&mut other, 9)?;
-    // In the sockets of the engine that stands still: it is the first thing that the engine sees.
+    // The write waits in the stopped engine's socket; it is the first thing that the engine sees.
     let sent = std::thread::spawn(move || write(&mut queue, 66));
     std::thread::sleep(Duration::from_millis(200));
     send(processes.engine, Signal::CONT)?;

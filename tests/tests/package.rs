@@ -1,12 +1,10 @@
-//! The Debian package, installed, used, removed, and installed again.
+//! The Debian package is installed, used, removed, and installed again. Removing and purging keep
+//! all data of the volumes.
 //!
-//! Purpose: installing brings everything a service needs; removing, and purging, leaves every byte of the
-//! volumes; a package that is installed again serves them.
-//! Design: dpkg does it in a sandbox with a root of its own. There is no systemd in it (`service` has one), so the
-//! daemon is run by hand as the unit runs it: as the service's user, with the packaged configuration. The unit
-//! itself is looked at by `systemd-analyze verify`. The program is the one that the tests use.
-//! What the book says to type where a package is installed is run as it stands, and must leave a program that serves.
-//! Not here: the package's contents one by one (`xtask::package`).
+//! dpkg runs in a sandbox without systemd (`service` has it). The daemon is started by hand as in
+//! the unit: as the service's user, with the packaged configuration. `systemd-analyze verify`
+//! checks the unit. The book's commands for an installed package must leave a program that serves.
+//! `xtask::package` checks the content.
 
 use std::time::Duration;
 
@@ -17,7 +15,7 @@ use xtask::process;
 
 const LIMIT: Duration = Duration::from_secs(600);
 
-/// What the runs have in common: the daemon as the unit has it.
+/// Starts the daemon as the unit does, for all scripts.
 const PRELUDE: &str = r#"
 up() {
     setpriv --reuid=forebay --regid=forebay --init-groups \
@@ -142,7 +140,6 @@ fn docs_commands_run_from_the_package() -> Result<()> {
     with_package()?.run(&script, LIMIT).map(drop)
 }
 
-/// A sandbox with the package in `/root`.
 fn with_package() -> Result<Sandbox> {
     if let Some(missing) = unavailable() {
         bail!("this test needs {missing}");

@@ -1,9 +1,5 @@
-//! A pool whose file is missing, cut short, in use by another daemon, or full of something else.
-//!
-//! Purpose: each is its own clear error, and when the trouble is over nothing is lost: the volume has
-//! its identity and its data.
-//! Design: the real binary through its command line and logs.
-//! Not here: a full disk (`full_disk`), deaths (`deaths_under_load`).
+//! A pool file that is missing, truncated, in use by another daemon, or foreign: each has a clear
+//! error. Afterwards the volume has its identity and data.
 
 use std::fs::OpenOptions;
 use std::io::Write;
@@ -34,7 +30,7 @@ fn refused(result: Result<impl Sized>, says: &str) -> Result<()> {
     Ok(())
 }
 
-/// The daemon comes up without the pool and says this.
+/// The daemon must start without the pool and say this.
 fn troubled(daemon: &mut Daemon, says: &str) -> Result<()> {
     daemon.start_again()?;
     let trouble = daemon.status()?["pool_trouble"].to_string();
@@ -62,19 +58,19 @@ fn troubles_of_the_pool_file_are_named_and_lose_nothing() -> Result<()> {
     drop(queue);
     session.close()?;
 
-    // Another daemon, which even insists.
+    // Another daemon, even with --force.
     let mut other = Daemon::start(&DaemonOptions::default())?;
     let taken = other.cli(&["pool", "create", "--device", &spec, "--force"]);
     refused(taken, "holds this device")?;
     other.stop()?;
     daemon.stop()?;
 
-    // In a folder where it isn't looked for.
+    // The daemon does not search this folder.
     let away = daemon.folder().join("away/pool.img");
     std::fs::create_dir(daemon.folder().join("away"))?;
     std::fs::rename(&path, &away)?;
     troubled(&mut daemon, "there is no such file")?;
-    // It has moved for good; the daemon that runs is told.
+    // The running daemon learns the file's new place.
     let moved = format!("file:{}", away.display());
     daemon.cli(&["pool", "open", "--device", &moved])?;
     daemon.wait_engine_after(0, LIMIT)?;
@@ -88,7 +84,7 @@ fn troubles_of_the_pool_file_are_named_and_lose_nothing() -> Result<()> {
     daemon.cli(&["pool", "open", "--device", &spec])?;
     daemon.stop()?;
 
-    // Nothing was written past its half.
+    // The second half of the file was never written.
     let file = OpenOptions::new().write(true).open(&path)?;
     file.set_len(POOL_BYTES / 2)?;
     troubled(&mut daemon, "it was truncated")?;
@@ -119,7 +115,7 @@ fn a_pool_is_made_only_over_nothing_and_destroyed_to_nothing() -> Result<()> {
     ensure!(std::fs::read(&path)?.starts_with(b"somebody's data"));
     daemon.create_pool(&["--device", &spec, "--force"])?;
     daemon.cli(&["pool", "destroy", "pool"])?;
-    // Were its labels still there, this would be refused.
+    // Labels that were left would prevent this.
     daemon.create_pool(&["--device", &spec])?;
     daemon.stop()
 }

@@ -1,14 +1,10 @@
-//! `powercut_volatile_cache`: the power is cut at random moments, and what was flushed is there.
+//! Power cuts at random moments. The pool opens, flushed data and created volumes survive, deleted
+//! volumes stay deleted, and other blocks are old, new, or zero if never flushed.
 //!
-//! Purpose: after every cut the pool opens; every acknowledged flush survives; a block is old or new,
-//! or zero where it was never flushed; nothing shows another volume's bytes; volumes that were made are
-//! there and volumes that were deleted are not; the pool's check finds nothing.
-//! Design: devices with a volatile cache that keep, drop, reorder and tear what was not flushed. Two
-//! volumes are loaded with everything that a host may do, others come and go; at a random moment
-//! daemon and engine are killed, the devices lose power, the run folder goes. The next round goes on
-//! with what is left. `FOREBAY_TEST_SEED` is the first round's seed, `FOREBAY_TEST_ROUNDS` how many
-//! there are: a seed replays a round's commands and what its cut does, if not its timing.
-//! Not here: cuts in the middle of each single step (the pool's own tests).
+//! The devices' volatile caches keep, drop, reorder and tear unflushed writes. Two volumes have a
+//! full load; others are created and deleted. Then all processes are killed, the devices lose
+//! power, and the run folder is removed. `FOREBAY_TEST_SEED` is the first round's seed,
+//! `FOREBAY_TEST_ROUNDS` their number. A seed replays commands and cuts, not their timing.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -34,22 +30,23 @@ fn number(name: &str, otherwise: u64) -> Result<u64> {
     }
 }
 
-/// Whether a volume is there.
+/// Whether a volume exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum There {
     Yes,
-    /// It was being made or deleted at the cut.
+    /// It was being created or deleted at the cut.
     Perhaps,
 }
 
-/// What a round is like.
+/// The load of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mood {
-    /// Everything, and volumes come and go.
+    /// Everything, and volumes are created and deleted.
     Busy,
-    /// Hardly a flush.
+    /// Few flushes.
     Calm,
-    /// Hardly anything but writes to what has its place: the pool commits nothing, so a host's flush is the only one.
+    /// Mostly overwrites of mapped blocks: the pool commits nothing, so the only flushes are the
+    /// host's.
     Overwriting,
 }
 
@@ -126,7 +123,7 @@ impl Lab {
         let (dying, dead) = (AtomicBool::new(false), AtomicBool::new(false));
         let delay = Duration::from_millis(100 + dice.below(900));
         let engine_first = dice.below(2) == 0;
-        // Each flush and each commit makes the others' writes durable, too, so in some rounds there are few.
+        // Each flush and commit makes all earlier writes durable, so some rounds have few.
         let mood = [Mood::Busy, Mood::Calm, Mood::Overwriting][dice.below(3) as usize];
         let mut kept = std::mem::take(&mut self.kept);
         for volume in &mut kept {
@@ -188,11 +185,11 @@ impl Lab {
         Ok(cuts)
     }
 
-    /// Makes and deletes volumes until the death begins.
+    /// Creates and deletes volumes until the death begins.
     fn come_and_go(&mut self, dice: &mut Dice, dying: &AtomicBool) -> Result<()> {
         while !dying.load(SeqCst) {
             let result = self.come_or_go(dice);
-            // What failed because of the death may have happened or not.
+            // A command that failed because of the death may have been executed.
             if !dying.load(SeqCst) {
                 result?;
             }
@@ -304,7 +301,7 @@ fn run(devices: usize, seed: u64) -> Result<()> {
         }
     }
     println!("{devices} devices, {rounds} cuts: {all:?}");
-    // Otherwise it was no test.
+    // Otherwise the test proves nothing.
     ensure!(
         all.durable > 0 && all.dropped > 0 && all.flushes > 0,
         "{all:?}"

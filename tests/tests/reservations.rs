@@ -1,11 +1,9 @@
-//! What hosts reserve holds whoever dies, and over a restart of the machine if they asked for that.
+//! Reservations are enforced and reported across deaths of engine and daemon, and across a reboot
+//! if they persist. A command during the daemon's death counts once.
 //!
-//! Purpose: two hosts, one of which has reserved a volume; engine, daemon and both are killed; at any time the reservation
-//! is enforced and reported as before. A command that a daemon dies over counts once.
-//! Design: the real processes. Only the restart of the machine is pretended: nobody is left, the run folder is gone, and
-//! the next daemon is told another boot id.
-//! Not here: every rule of every type (`crates/nvme`), an engine's death at any instruction of a reservation command
-//! (`crates/engine`), a stock host (`linux_guest_reservations`).
+//! Only the reboot is simulated: all processes are killed, the run folder is removed, and the next
+//! daemon gets another boot id. `crates/nvme` has the rules, `crates/engine` deaths at each
+//! instruction, `linux_guest_reservations` a Linux host.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -26,14 +24,13 @@ const BLOCK: usize = 4096;
 const KEY_A: u64 = 0xa1;
 const KEY_B: u64 = 0xb1;
 
-// Of CDW10 of reservation commands (Base 2.0, 7.2 to 7.4).
+// Bits of CDW10 of reservation commands (Base 2.0, 7.2 to 7.4).
 const PERSIST: u32 = 3 << 30;
 const REPLACE: u32 = 2;
 const WRITE_EXCLUSIVE: u32 = 1 << 8;
-/// Of the extended Reservation Status (7.5): the header, and each registrant behind it.
+/// The extended Reservation Status (7.5): its header, and each registrant, are this long.
 const ENTRY_BYTES: usize = 64;
 
-/// A host that is connected.
 struct Peer {
     _session: Session,
     queue: IoQueue,
@@ -46,7 +43,7 @@ impl Peer {
             connect_timeout: MINUTE,
             ..Options::default()
         };
-        // After a restart it takes a moment until the export is served.
+        // After a restart, the export is served with a delay.
         let connected = wait::until("a host connects", MINUTE, || {
             let nqn = format!("nqn.2026-01.test:{name}");
             let session = Session::connect(address, NQN, &nqn, &options);
@@ -60,7 +57,7 @@ impl Peer {
         })
     }
 
-    /// Says a command, without waiting for its answer.
+    /// Sends a command without waiting for its answer.
     fn say(&mut self, sqe: Sqe, transfer: HostTransfer, data: Vec<u8>) -> Result<()> {
         let said = self.queue.submit_command(sqe, transfer, 0, data);
         said.map_err(|refused| anyhow::anyhow!("{refused:?}"))?;
@@ -102,7 +99,8 @@ impl Peer {
         Ok(())
     }
 
-    /// The extended Reservation Status, without the controllers' numbers: they change with each connection.
+    /// The extended Reservation Status, without controller identifiers, which change with each
+    /// connection.
     fn report(&mut self) -> Result<Vec<u8>> {
         let bytes = 3 * ENTRY_BYTES as u32;
         let sqe = Sqe::new(nvm::RESERVATION_REPORT, 0)
@@ -126,14 +124,13 @@ impl Peer {
     }
 }
 
-/// A reservation command with its keys.
 fn reserve(opcode: u8, cdw10: u32, keys: [u64; 2]) -> (Sqe, HostTransfer, Vec<u8>) {
     let data = keys.into_iter().flat_map(u64::to_le_bytes).collect();
     let sqe = Sqe::new(opcode, 0).with_nsid(1).with_cdw(10, cdw10);
     (sqe, HostTransfer::ToController(16), data)
 }
 
-/// Host `a` has registered and reserved, host `b` has not. What they are told from then on.
+/// Host `a` registers and reserves, host `b` does not. Returns the report from then on.
 fn reserved(a: &mut Peer, b: &mut Peer, persist: u32) -> Result<Vec<u8>> {
     a.reserve(nvm::RESERVATION_REGISTER, persist, [0, KEY_A])?;
     a.reserve(nvm::RESERVATION_ACQUIRE, WRITE_EXCLUSIVE, [KEY_A, 0])?;
@@ -146,7 +143,7 @@ fn reserved(a: &mut Peer, b: &mut Peer, persist: u32) -> Result<Vec<u8>> {
     Ok(report)
 }
 
-/// The reservation holds, for both, and everybody says so.
+/// The reservation is enforced for both hosts, and reported.
 fn holds(daemon: &Daemon, a: &mut Peer, b: &mut Peer, report: &[u8]) -> Result<()> {
     let status = b.write()?;
     ensure!(
@@ -179,7 +176,7 @@ fn lab() -> Result<Lab> {
     Ok(lab)
 }
 
-/// Everybody is dead, what was in memory is gone, and the machine says that this is another boot.
+/// Simulates a reboot.
 fn restart_machine(daemon: &mut Daemon, number: u8) -> Result<()> {
     daemon.kill_all()?;
     std::fs::remove_dir_all(daemon.folder().join("var/run"))?;
@@ -197,7 +194,7 @@ fn reservations_survive_takeover() -> Result<()> {
     let report = reserved(&mut a, &mut b, 0)?;
     holds(daemon, &mut a, &mut b, &report)?;
 
-    // Nobody has to connect again.
+    // Hosts keep their connections.
     let dead = daemon.kill_engine()?;
     holds(daemon, &mut a, &mut b, &report).context("while the engine is replaced")?;
     daemon.wait_engine_after(dead.generation, MINUTE)?;
@@ -211,7 +208,7 @@ fn reservations_survive_takeover() -> Result<()> {
     daemon.wait_engine_after(dead.generation, MINUTE)?;
     holds(daemon, &mut a, &mut b, &report).context("after an engine's death, another daemon")?;
 
-    // Both: hosts connect again, the one that must not write first.
+    // Both processes die. The host that may not write connects first.
     daemon.kill_all()?;
     daemon.start_again()?;
     let mut b = Peer::new(address, "b")?;
@@ -243,7 +240,7 @@ fn reservations_that_persist_survive_a_restart() -> Result<()> {
             ensure!(header[4] == 0 && header[5] == 0, "{header:?}");
             let shown = &daemon.cli(&["volume", "show", "t/shared"])?["reservation"];
             ensure!(shown.is_null(), "{shown}");
-            // Whoever comes first has it.
+            // The first host gets the reservation.
             b.reserve(nvm::RESERVATION_REGISTER, 0, [0, KEY_B])?;
             b.reserve(nvm::RESERVATION_ACQUIRE, WRITE_EXCLUSIVE, [KEY_B, 0])?;
             let status = a.write()?;
@@ -254,8 +251,8 @@ fn reservations_that_persist_survive_a_restart() -> Result<()> {
     Ok(())
 }
 
-/// A daemon dies before a command is durable, or before it answers. With its engine: the command counts if it was durable.
-/// Without it, the next daemon answers; a second time the command would be refused.
+/// A daemon dies before a command is durable, or before its answer. If its engine dies too, a
+/// durable command counts. If not, the next daemon answers; a second execution would be refused.
 #[test]
 fn reservations_count_once_whenever_the_daemon_dies() -> Result<()> {
     let mut lab = lab()?;

@@ -1,10 +1,9 @@
-//! The service as systemd runs it.
+//! The service under systemd, in a sandbox with the installed package: its user, locked memory, and
+//! a daemon that is restarted, stopped, killed and upgraded. The engine keeps serving, and hosts
+//! notice nothing.
 //!
-//! Purpose: the unit is what it says: a user of its own, memory that may be locked, a daemon that is restarted, stopped and killed
-//! while the engine serves on and hosts notice nothing, nor of an upgrade.
-//! Design: systemd itself, as the first process of a sandbox; the package is installed there, which enables and starts the service. A
-//! load reads and writes all the time: it ends badly at the first error or lost connection. What operations say of `systemctl` is done.
-//! Not here: what removing keeps (`package`), what hosts see of deaths (`takeover`).
+//! A load fails at the first error or lost connection. The `systemctl` commands are those of the
+//! book's operations page.
 
 use std::time::Duration;
 
@@ -202,7 +201,7 @@ forebay volume list | grep t/disk
 #[test]
 fn the_service_under_systemd() -> Result<()> {
     if let Some(missing) = Sandbox::can_not_boot() {
-        // Few containers have both; nothing can be installed for it.
+        // Few containers allow both, and nothing can be installed for that.
         eprintln!("NOT RUN: this needs {missing}");
         return Ok(());
     }
@@ -210,7 +209,7 @@ fn the_service_under_systemd() -> Result<()> {
     sandbox.boot(SCRIPT, LIMIT).map(drop)
 }
 
-/// What the unit says.
+/// A value from the unit.
 fn unit(key: &str) -> Result<String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/forebay.service");
     let unit = std::fs::read_to_string(path)?;
@@ -221,7 +220,7 @@ fn unit(key: &str) -> Result<String> {
         .with_context(|| format!("no {key}"))
 }
 
-/// As the unit reads where systemd can't run: the daemon's own exit codes decide.
+/// The unit's rules where systemd can't run: the daemon's exit codes decide.
 #[test]
 fn shutdown_stays_down() -> Result<()> {
     ensure!(unit("Restart")? == "always");

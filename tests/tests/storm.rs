@@ -1,10 +1,10 @@
-//! Hosts that come in crowds, say nothing, stop in the middle, or take nothing, and operators who change budgets as fast as
-//! they can, beside a load that is verified.
+//! Crowds of hosts that say nothing, stop halfway or read nothing, and operators who change budgets
+//! constantly, beside a verified load.
 //!
-//! Purpose: whoever can reach the listener can do all this without a name; it costs others nothing that lasts.
-//! Design: each test counts descriptors and memory of both processes before and after, and asks that the load beside
-//! it has gone on without an error, a reconnect, or a wrong byte. Rates are paced and printed, never asserted.
-//! Not here: single malformed PDUs (`crates/engine`), which are judged one by one there.
+//! Any peer that reaches the listener can do this without a name, so it must cost others nothing
+//! lasting. Each test compares descriptors and memory before and after, and the load must see no
+//! error, reconnect or wrong byte. Rates are paced and printed, never asserted. `crates/engine` has
+//! single malformed PDUs.
 
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -30,10 +30,10 @@ use zerocopy::IntoBytes;
 mod raw;
 
 const HOST: &str = "nqn.2026-01.test:storm";
-/// What a test may leave behind in a process that allocates from heaps: no more than this, whatever the crowd.
+/// Memory that a test may leave in a process's heap, whatever the crowd.
 const SLACK_BYTES: u64 = 48 << 20;
 
-/// What is held for hosts.
+/// Resources held for hosts.
 #[derive(Debug, Clone, Copy)]
 struct Held {
     engine_descriptors: usize,
@@ -58,7 +58,7 @@ fn held(daemon: &Daemon) -> Result<Held> {
     })
 }
 
-/// Waits until no more is held than before. A descriptor or two come and go with the daemon's own work.
+/// Waits until no more is held than before. The daemon's own work needs a descriptor or two.
 fn wait_given_back(lab: &Lab, before: Held) -> Result<()> {
     let mut now = before;
     wait::until("everything is given back", MINUTE, || {
@@ -80,16 +80,16 @@ fn subsystem(volume: &str) -> String {
     format!("nqn.2026-01.io.forebay:test:t.{volume}")
 }
 
-/// Ends a connection with a reset, as a host does that dies: it leaves no port behind in TIME_WAIT.
+/// Ends a connection with a reset, as a dying host does; it leaves no port in TIME_WAIT.
 fn reset(socket: &TcpStream) {
     rustix::net::sockopt::set_socket_linger(socket, Some(Duration::ZERO)).expect("SO_LINGER");
 }
 
-/// One visit; which of the kinds, and where it is cut, the dice say.
+/// One visit; the dice choose its kind and where it is cut.
 fn visit(address: SocketAddr, nqn: &str, kind: u64, dice: &mut Dice) -> Result<()> {
     let cut = |host: &mut RawHost, bytes: &[u8], dice: &mut Dice| {
         let end = dice.below(bytes.len() as u64 + 1) as usize;
-        // Who is cut off first may fail to say the rest.
+        // An early cut may make the rest fail.
         let _ = std::io::Write::write_all(&mut host.socket, &bytes[..end]);
     };
     let ic_req_bytes = || {
@@ -123,7 +123,7 @@ fn visit(address: SocketAddr, nqn: &str, kind: u64, dice: &mut Dice) -> Result<(
             reset(&host.socket);
         }
         _ => {
-            // A whole association, which ends without a word, with a read and a write on their way.
+            // A whole association, which ends silently with a read and a write in flight.
             let (admin, mut io) = attach(address, nqn, PLAIN, true);
             let (read, write) = (io.next_cid(), io.next_cid());
             let read = rw(READ, read, 0, 8).with_sgl(SglDescriptor::transport(8 * 4096));
@@ -142,7 +142,7 @@ fn visit(address: SocketAddr, nqn: &str, kind: u64, dice: &mut Dice) -> Result<(
 fn connect_discover_storm() -> Result<()> {
     let seconds = count_from("FOREBAY_STORM_SECONDS", 10);
     let mut lab = Lab::new(&LabOptions::volumes(2, 64 * MIB))?;
-    // The second one's host is the crowd's victim; only the first works.
+    // The crowd uses the second volume; only the first has a load.
     lab.hosts.truncate(1);
     let (address, nqn) = (lab.address, subsystem("b"));
     Discovery::discover(address, HOST)?;
@@ -159,7 +159,7 @@ fn connect_discover_storm() -> Result<()> {
                     let (nqn, visits) = (&nqn, &visits);
                     scope.spawn(move || -> Result<()> {
                         let mut dice = Dice(number + 1);
-                        // 250 a second each, or as many as the machine can.
+                        // 250 a second each, if the node can.
                         let start = Instant::now();
                         for i in 0..seconds * 250 {
                             let due = start + Duration::from_millis(4 * i);
@@ -197,7 +197,8 @@ fn half_open_thousands_keep_nobody_out() -> Result<()> {
         progress.more("the load has begun", 100)?;
         let mut crowd = Vec::new();
         for i in 0..5000u64 {
-            // The crowd's oldest are shut out; who tries later may be refused for a moment.
+            // The oldest of the crowd are disconnected; later connections may be refused for a
+            // moment.
             if let Ok(socket) = TcpStream::connect(address) {
                 if i % 2 == 0 {
                     let mut out = [0; tcp::MAX_HEADER_BYTES];
@@ -208,7 +209,7 @@ fn half_open_thousands_keep_nobody_out() -> Result<()> {
             }
         }
         progress.more("the load goes on beside them", 100)?;
-        // A host that knows what it wants gets in while they all are there.
+        // A regular host can connect beside the crowd.
         let found = Discovery::discover(address, HOST)?;
         let found = found.iter().filter(|found| found.is_nvm_tcp()).count();
         ensure!(found == 1, "{found}");
@@ -222,7 +223,7 @@ fn half_open_thousands_keep_nobody_out() -> Result<()> {
 #[test]
 fn slow_reader_does_not_stall_others() -> Result<()> {
     let mut lab = Lab::new(&LabOptions {
-        // One reactor: they share everything that there is.
+        // One reactor, so that all share everything.
         config: "[engine]\nreactors = 1\n".into(),
         ..LabOptions::volumes(2, 64 * MIB)
     })?;
@@ -238,7 +239,7 @@ fn slow_reader_does_not_stall_others() -> Result<()> {
             let sqe = rw(READ, cid, i % 64 * 32, 32).with_sgl(SglDescriptor::transport(32 * 4096));
             io.capsule(&sqe, &[]);
         }
-        // It reads nothing: what it asked for fills its socket and its share, and no more.
+        // It reads nothing: its data fills its socket and its share of buffers only.
         progress.more("the load goes on beside a host that reads nothing", 2000)?;
         let engine = daemon.processes()?.engine;
         let resident = resident_bytes(engine)?;
@@ -247,7 +248,7 @@ fn slow_reader_does_not_stall_others() -> Result<()> {
             "a host that reads nothing holds {} bytes",
             resident - before.engine_bytes
         );
-        // It comes to its senses: everything is there.
+        // It reads again, and gets everything.
         let mut bytes = 0;
         let mut ended = 0;
         while ended < asked {
@@ -297,7 +298,7 @@ fn silent_writers_are_ended_and_hold_up_nobody() -> Result<()> {
             "the load goes on beside hosts that never send their data",
             2000,
         )?;
-        // Each is asked for some of it, and cut off when it does not come (30 s after it was asked).
+        // Each gets an R2T, and is disconnected 30 s later.
         for (admin, mut io) in crowd {
             io.socket.set_read_timeout(Some(MINUTE))?;
             let mut asked = 0;
@@ -318,13 +319,13 @@ fn silent_writers_are_ended_and_hold_up_nobody() -> Result<()> {
     lab.finish()
 }
 
-/// One change of what is stated: method, path, body, and whether it can be nothing but refused.
+/// One change of the configuration: method, path, body, and whether it must be refused.
 fn change(dice: &mut Dice) -> (&'static str, String, String, bool) {
     let tenant = ["t", "t", "u"][dice.below(3) as usize];
     let volume = ["a", "b", "c", "d"][dice.below(4) as usize];
     let of_tenant = format!("/v1/tenants/{tenant}/budget");
     let of_volume = format!("/v1/tenants/t/volumes/{volume}/budget");
-    // Some of it, and never so little that hosts seem to hang.
+    // Sometimes a rate, but never so low that hosts seem to hang.
     let rate = |dice: &mut Dice, least: u64| {
         let (iops, bytes_s) = (
             least + dice.below(2000),
@@ -391,10 +392,10 @@ fn change(dice: &mut Dice) -> (&'static str, String, String, bool) {
     }
 }
 
-/// The volume that comes and goes.
+/// The volume whose export is created and deleted.
 const EXPORT: &str = r#"{"tenant":"t","volume":"d","any_host":true}"#;
 
-/// Windows that have passed on each reactor, and what tenant `t` has used.
+/// Windows so far on each reactor, and tenant `t`'s use.
 fn passed(api: &mut Api) -> Result<(Vec<u64>, u64)> {
     let stats = api.must("GET", "/v1/stats", "")?;
     let all = |key: &str| stats[key].as_array().cloned().unwrap_or_default();
@@ -408,11 +409,11 @@ fn passed(api: &mut Api) -> Result<(Vec<u64>, u64)> {
     Ok((windows, used.context("what t has used")?))
 }
 
-/// However many changes there were, whoever sent them, whatever hosts did meanwhile: what was stated last counts.
+/// After any number of changes by any clients, the last one is in effect.
 #[test]
 fn qos_set_storm() -> Result<()> {
     const CLIENTS: u64 = 16;
-    /// What is stated at the end, and a default window's part of a second.
+    /// The last limit, and a default window.
     const LAST_IOPS: u64 = 300;
     const WINDOW_NS: u64 = 300_000;
     let changes = count_from("FOREBAY_STORM_CHANGES", 3_000);
@@ -447,7 +448,7 @@ fn qos_set_storm() -> Result<()> {
                             let counts = match status {
                                 200 | 201 if !bad => done,
                                 400 => refused,
-                                // What somebody else has done or undone meanwhile; a base that there is no room for.
+                                // Another client's change, or a base without room.
                                 404 | 409 if path.starts_with("/v1/exports") => refused,
                                 507 if method == "PUT" => full,
                                 _ => anyhow::bail!("{method} {path} {body}: {status} {answer}"),
@@ -463,7 +464,7 @@ fn qos_set_storm() -> Result<()> {
                 .collect::<Result<Vec<()>>>()
         })?;
         took = begun.elapsed();
-        // A connection that is idle for ten seconds is closed.
+        // An idle connection is closed after ten seconds.
         let mut api = Api::connect(&socket)?;
         for volume in ["a", "b", "c", "d"] {
             api.must(
@@ -483,7 +484,7 @@ fn qos_set_storm() -> Result<()> {
             shown["budget"]["base"] == rate && shown["budget"]["burst"] == rate,
             "{shown}"
         );
-        // Its export is there whenever that is asked for last.
+        // An export exists if its last request created it.
         let (status, answer) = api.call("DELETE", "/v1/exports/t/d", "")?;
         ensure!(status == 200 || status == 404, "{status} {answer}");
         api.must("POST", "/v1/exports", EXPORT)?;
@@ -504,14 +505,14 @@ fn qos_set_storm() -> Result<()> {
                 Ok(enough.then_some((now, most)))
             })
         };
-        // Records lag behind by some ten milliseconds.
+        // Statistics lag by some ten milliseconds.
         let none = passed(&mut Api::connect(&socket)?)?;
         let (from, _) = windows_later(200, 0, &none)?;
         let (to, windows) = windows_later(0, 2 * LAST_IOPS, &from)?;
         let used = to.1 - from.1;
         let most = LAST_IOPS * windows * WINDOW_NS / 1_000_000_000;
         println!("{used} commands in {windows} windows, in which there may be {most}");
-        // What is saved for a window that comes late, and what was not told yet.
+        // Slack for late windows and unpublished use.
         ensure!(
             used <= most + 60,
             "{used} commands in {windows} windows: there may be {most}"
@@ -528,7 +529,7 @@ fn qos_set_storm() -> Result<()> {
         "{done} {refused} {full}"
     );
     wait_given_back(&lab, before.context("counted")?)?;
-    // What is left to do need not keep to it.
+    // The remaining work needs no limit.
     lab.daemon.cli(&["tenant", "budget", "t", "--none"])?;
     lab.hosts.push(coming_and_going);
     lab.hosts[4].fill()?;

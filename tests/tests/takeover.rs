@@ -1,10 +1,10 @@
-//! An engine dies, and nobody notices.
+//! An engine dies under verified load, and hosts notice nothing.
 //!
-//! Purpose: kills at random times under verified load; both processes at once; a command that kills and one that
-//! hangs; a control thread that hangs; a state region that is damaged at the death; a conversation that broke before.
-//! Design: the real binary; hosts that do everything a host may ([`forebay_tests::host`]) and fail at the first lost
-//! connection, status or byte. `FOREBAY_KILLS` says how many kills, `FOREBAY_TEST_SEED` when.
-//! Not here: what is at a device meanwhile (`takeover_fence.rs`), single points of death (`takeover_points.rs`).
+//! The cases: random kills, both processes, commands that kill or hang, a hanging control thread, a
+//! damaged state region, a broken conversation. Hosts ([`forebay_tests::host`]) fail at the first
+//! lost connection, bad status or wrong byte. `FOREBAY_KILLS` is the number of kills,
+//! `FOREBAY_TEST_SEED` their timing. `takeover_fence` has late device I/O, `takeover_points` single
+//! points of death.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -26,7 +26,7 @@ fn kill9_engine_verified() -> Result<()> {
     let kills = lab::count_from("FOREBAY_KILLS", 50);
     let mut dice = Dice(lab::count_from("FOREBAY_TEST_SEED", 1));
     let mut lab = Lab::new(&LabOptions {
-        // Two, because one may be free of the dead engine's requests before the other.
+        // Two devices, because one may be free of the dead engine's requests before the other.
         devices: vec!["file:FOLDER/a.img".into(), "file:FOLDER/b.img".into()],
         ..LabOptions::volumes(4, 64 * MIB)
     })?;
@@ -72,7 +72,7 @@ fn kill9_daemon_and_engine_together() -> Result<()> {
     lab.finish()
 }
 
-/// A volume without a host of its own, with one block whose place on the pool's device is known.
+/// A volume without a load, with one block whose place on the device is known.
 struct Victim {
     session: Session,
     queue: IoQueue,
@@ -136,7 +136,7 @@ fn faulty_lab(more_config: &str) -> Result<Lab> {
     })
 }
 
-/// Internal Error (Base 2.1, figure "Generic Command Status Values"), not to be tried again.
+/// Internal Error (Base 2.1, figure "Generic Command Status Values") with DNR set.
 fn is_internal_error(ended: &Result<Vec<u8>, Error>) -> bool {
     matches!(ended, Err(Error::Status { status, .. })
         if (status.sct(), status.sc()) == (0, 6) && status.dnr())
@@ -166,7 +166,7 @@ fn poison_command_hurts_one_lane() -> Result<()> {
             );
             write(&mut victim.queue, 9, vec![9; 4096]).context("its lane goes on")?;
         }
-        // The fifth death of one lane is its last.
+        // The fifth death of an export quarantines it.
         let ended = victim.read_trap();
         ensure!(
             ended.as_ref().is_err_and(Error::is_connection_lost),
@@ -220,7 +220,7 @@ fn stuck_reactor_is_replaced() -> Result<()> {
     lab.finish()
 }
 
-/// No host's I/O needs the control thread, but without it nobody can connect.
+/// No host's I/O needs the control thread, but without it no host can connect.
 #[test]
 fn stuck_control_thread_is_replaced() -> Result<()> {
     let mut lab = Lab::new(&LabOptions {
@@ -262,7 +262,7 @@ fn stuck_control_thread_is_replaced() -> Result<()> {
     lab.finish()
 }
 
-/// A conversation of daemon and engine breaks while both live: what is accepted later is kept, too.
+/// The conversation of daemon and engine breaks while both live. Later connections are also kept.
 #[test]
 fn a_conversation_that_broke_is_gone_on_with() -> Result<()> {
     let mut lab = Lab::new(&LabOptions::volumes(2, 32 * MIB))?;
@@ -276,14 +276,14 @@ fn a_conversation_that_broke_is_gone_on_with() -> Result<()> {
     lab.during_load(Noticed::Nothing, |daemon, progress| {
         progress.more("work before the break", 50)?;
         let engine = daemon.processes()?;
-        // Whoever connects is the newest daemon.
+        // The engine treats any client as the newest daemon.
         let socket = folder.join(format!("engine-{}.sock", engine.generation));
         drop(forebay_xlate::boundary::socket::connect(&socket)?);
         let volume = ["volume", "create", "t/later", "--size", "8M"];
         daemon.cli(&volume).context("the conversation goes on")?;
         daemon.cli(&["export", "create", "t/later", "--any-host"])?;
         let nqn = "nqn.2026-01.io.forebay:test:t.later";
-        // While there is no conversation, the engine is told of nothing.
+        // Without a conversation, the engine learns nothing.
         let mut session = wait::until("the new export is served", MINUTE, || {
             Ok(Session::connect(address, nqn, HOST_NQN, &Options::default()).ok())
         })?;
@@ -304,10 +304,9 @@ fn kill(pid: u32, signal: Signal) -> Result<()> {
     Ok(kill_process(pid, signal)?)
 }
 
-/// How often a region is damaged.
 const DAMAGES: u64 = 12;
 
-/// At each death, words of one host's records are damaged: that host may have to connect again, nobody else.
+/// Each death damages one host's records. That host may reconnect; others notice nothing.
 #[test]
 fn damaged_state_region_resets_one_lane() -> Result<()> {
     let mut dice = Dice(lab::count_from("FOREBAY_TEST_SEED", 1));
@@ -333,7 +332,7 @@ fn damaged_state_region_resets_one_lane() -> Result<()> {
     lab.finish()
 }
 
-/// Damages one to three words of what a stopped engine has recorded of the first volume's hosts.
+/// Damages one to three words in a stopped engine's records of the first volume's hosts.
 fn damage_first_lane(engine: u32, dice: &mut Dice) -> Result<Vec<String>> {
     let mut regions = std::fs::read_dir(format!("/proc/{engine}/fd"))?
         .filter_map(|entry| Some(entry.ok()?.path()))
@@ -349,7 +348,7 @@ fn damage_first_lane(engine: u32, dice: &mut Dice) -> Result<Vec<String>> {
         .min_by_key(|(_, lane)| lane.volume.load(Relaxed))
         .context("no lane")?;
     let mut words: Vec<(String, &AtomicU64)> = Vec::new();
-    // Where commands in flight read and write.
+    // Addresses of commands in flight.
     let mut places: Vec<(String, &AtomicU64)> = Vec::new();
     for (number, queue) in region.queues().iter().enumerate() {
         let controller = queue.controller.load(Relaxed) as usize;
@@ -407,7 +406,7 @@ fn damage_first_lane(engine: u32, dice: &mut Dice) -> Result<Vec<String>> {
     }
     ensure!(!words.is_empty(), "the first lane has no queue");
     let mut told = Vec::new();
-    // Of a command that makes sense as before, but for another block of the volume.
+    // The command remains valid, but for another block.
     if !places.is_empty() && dice.below(2) == 0 {
         let (name, word) = &places[dice.below(places.len() as u64) as usize];
         let flip = 1 + dice.below(255);

@@ -1,10 +1,9 @@
-//! What a dead engine, or a connection that ended, still has at a device.
+//! I/O of a dead engine or a closed connection that is still at the device. It is not repeated,
+//! answered or overlapped before the device is done with it, and late data harms no other buffer or
+//! block.
 //!
-//! Purpose: nothing that was in flight is executed again, answered or overlapped before the device is done with it;
-//! everything else is served at once; and what comes late touches nobody's bytes.
-//! Design: the pool is on a file whose reads and writes the test holds ([`forebay_tests::hold`]): the kernel's real
-//! late I/O, with the engine's real lock. Order is shown by events: other commands end while it is held.
-//! Not here: times.
+//! The pool's file delays reads and writes ([`forebay_tests::hold`]), with the kernel's real late
+//! I/O and the engine's real lock. Order is shown by events: other commands complete meanwhile.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -21,21 +20,21 @@ use forebay_tests::wait;
 const A: &str = "nqn.2026-01.test:host-a";
 const B: &str = "nqn.2026-01.test:host-b";
 const BLOCK: usize = 4096;
-/// Blocks that are written at the beginning, each with its own content.
+/// Blocks with known initial content.
 const BLOCKS: u64 = 256;
-/// The one that is held.
+/// The delayed block.
 const HELD: u64 = 7;
 
 struct Stage {
-    // Before the file it uses.
+    // Dropped before the file that it uses.
     lab: Lab,
     hold: Hold,
     _folder: tempfile::TempDir,
-    /// Where the held block lies.
+    /// The delayed block's place on the device.
     place: u64,
 }
 
-/// What block `lba` holds at the beginning (version 1) and later.
+/// Content of block `lba`; version 1 is the initial one.
 fn content(lba: u64, version: u8) -> Vec<u8> {
     let mut block = vec![version; BLOCK];
     for (i, word) in block.chunks_exact_mut(8).enumerate() {
@@ -86,7 +85,7 @@ impl Stage {
         Ok(())
     }
 
-    /// What lies on the device, at the held block's place.
+    /// The delayed block's content on the device.
     fn on_device(&self) -> Result<Vec<u8>> {
         let mut block = vec![0; BLOCK];
         std::fs::File::open(self.hold.backing())?.read_exact_at(&mut block, self.place)?;
@@ -99,7 +98,7 @@ impl Stage {
     }
 }
 
-/// A connection, whose commands are known by their block.
+/// A connection whose commands are identified by their block.
 struct Line {
     queue: IoQueue,
     _session: Session,
@@ -157,7 +156,7 @@ impl Line {
         self.submit(tag, &op, vec![0; BLOCK])
     }
 
-    /// Waits for a command's good end; what it read.
+    /// Waits for a command's success; returns its data.
     fn wait(&mut self, tag: u64) -> Result<Vec<u8>> {
         let ended = wait::until("a command's end", MINUTE, || {
             self.look(Duration::from_millis(5))?;
@@ -167,7 +166,7 @@ impl Line {
         Ok(ended.buf)
     }
 
-    /// Reads and writes many other blocks, all of which end well.
+    /// Reads and writes other blocks successfully.
     fn others_are_served(&mut self) -> Result<()> {
         for round in 0..4 {
             for lba in (0..32).filter(|lba| *lba != HELD) {
@@ -200,7 +199,7 @@ fn fence_holds_late_write() -> Result<()> {
     line.write(HELD, 2)?;
     stage.hold.wait_held(1)?;
     stage.kill_engine()?;
-    // What overlaps waits, whether carried or new; all else is served on the same connection.
+    // Overlapping commands wait, recovered or new; all others are served on the same connection.
     line.read(5000, HELD)?;
     line.others_are_served()?;
     line.not_ended(HELD, "the write that is still at the device")?;
@@ -215,7 +214,7 @@ fn fence_holds_late_write() -> Result<()> {
     stage.end()
 }
 
-/// Three deaths, and the fence still waits for the first.
+/// After three deaths, the fence still waits for the first.
 #[test]
 fn fence_holds_through_many_deaths() -> Result<()> {
     let stage = Stage::new()?;
@@ -248,7 +247,7 @@ fn fence_holds_late_read() -> Result<()> {
     line.not_ended(5000, "the read that is still at the device")?;
     line.not_ended(HELD, "a write of its block")?;
     ensure!(stage.hold.held().len() == 1, "it was executed again");
-    // It lands in the dead engine's memory while the successor's is full of others' data.
+    // It lands in the dead engine's memory while the successor's buffers hold other data.
     for lba in (8..40).filter(|lba| *lba != HELD) {
         line.read(1000 + lba, lba)?;
     }
@@ -292,7 +291,7 @@ fn failover_ghost_write() -> Result<()> {
     Ok(())
 }
 
-/// A closed connection's read lands while others' data waits in buffers.
+/// A closed connection's read lands while other data waits in buffers.
 fn late_read_spares_waiting_data() -> Result<()> {
     let stage = Stage::new()?;
     let mut first = Line::new(stage.lab.address, A)?;
@@ -305,11 +304,11 @@ fn late_read_spares_waiting_data() -> Result<()> {
         fua: false,
     };
     let data = blocks.clone().flat_map(|lba| content(lba, 2)).collect();
-    // The read first: behind a held write the kernel may hold it back itself, by its lock on the file.
+    // The read first: the kernel's lock on the file may delay it behind a delayed write.
     first.read(5000, HELD)?;
     stage.hold.wait_held(1)?;
     first.submit(6000, &all, data)?;
-    // Its data goes out when an R2T asks for it: the host must go on looking.
+    // The host must poll, because its data is sent after an R2T.
     wait::until("both are held", MINUTE, || {
         first.look(Duration::from_millis(5))?;
         Ok((stage.hold.held().len() == 2).then_some(()))
@@ -354,7 +353,7 @@ fn buffer_reuse_after_cancel() -> Result<()> {
         stage.hold.hold_reads(stage.range());
         first.read(5000, HELD)?;
         stage.hold.wait_held(1)?;
-        // Nobody waits for it any more, but the device still has the address of its buffer.
+        // Its command is gone, but the device still has its buffer's address.
         drop(first);
         if death {
             stage.kill_engine()?;

@@ -1,11 +1,10 @@
-//! Death at each named point of the take-over's specification, one after the other, and in pairs.
+//! Deaths at each named point of the take-over's specification, singly and in pairs. Connected
+//! hosts notice nothing while one process lives, and lose nothing when both die.
 //!
-//! Purpose: whatever instruction an engine, its successor or the daemon dies at, hosts that have connections notice
-//! nothing while one of both lives, and lose nothing when both are dead.
-//! Design: engines of one daemon die in a chain, each at its own point ([`forebay_xlate::kill`]); between two that die
-//! while they take over, one dies at work. Hosts work all the while, and a visitor connects, is told of a volume's growth,
-//! and leaves, and another host sends PDUs in parts, so that every point is come to, however slow the machine is. In other pairs the daemon dies of what an engine's death brings. `FOREBAY_PAIRS` says how many pairs, `FOREBAY_TEST_SEED` which.
-//! Not here: random times (`takeover.rs`), the daemon's points of reservations (`reservations.rs`).
+//! Engines of one daemon die in a chain, each at its own point ([`forebay_xlate::kill`]); every
+//! second one dies at work. Hosts, a visitor and a host with partial PDUs make every point
+//! reachable. In other pairs, the daemon dies from an engine's death. `FOREBAY_PAIRS` is the number
+//! of pairs, `FOREBAY_TEST_SEED` selects them.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -42,7 +41,8 @@ fn taking_over() -> Vec<&'static str> {
     points(|point| point.starts_with("over."))
 }
 
-/// Connects, reads and writes, hears of growth, leaves. False if a connection was lost while it was made.
+/// Connects, reads, writes, gets a growth event, disconnects. False if a connection was lost during
+/// connect.
 fn visit(lab_address: SocketAddr, grow: &dyn Fn() -> Result<()>) -> Result<bool, Error> {
     let options = Options {
         command_timeout: MINUTE,
@@ -79,7 +79,7 @@ fn visit(lab_address: SocketAddr, grow: &dyn Fn() -> Result<()>) -> Result<bool,
     Ok(true)
 }
 
-/// A host whose PDUs come in parts, each in a receive of its own.
+/// A host that sends its PDUs in parts, one for each receive.
 struct Parts {
     _admin: RawHost,
     io: RawHost,
@@ -87,13 +87,13 @@ struct Parts {
 }
 
 impl Parts {
-    /// Blocks that nobody else writes.
+    /// Blocks that no other host writes.
     const PLACE: u64 = 3000;
     const BLOCKS: u32 = 16;
 
     fn new(address: SocketAddr) -> Result<Self> {
         let mut admin = RawHost::open(address, PLAIN);
-        // Without a keep-alive time: it never says that it is alive.
+        // No keep-alive time, because this host sends none.
         let connect = ConnectCommand::new(0, 0, 32, 0);
         let connected = admin.connect(connect, &connect_data(0xffff, VISITED, HOST));
         ensure!(connected.status().is_success(), "{connected:?}");
@@ -108,7 +108,7 @@ impl Parts {
         })
     }
 
-    /// Writes and reads, with a capsule's header in two parts, and data in parts.
+    /// Writes and reads, with a capsule header in two parts and data in parts.
     fn turn(&mut self) -> Result<()> {
         let Self { io, dice, .. } = self;
         let byte = dice.below(255) as u8;
@@ -156,7 +156,8 @@ fn chain_of_deaths(chain: &[(&str, u64)]) -> Result<()> {
     let over = AtomicBool::new(false);
     let visits = AtomicU64::new(0);
     lab.during_load(Noticed::Nothing, |daemon, progress| {
-        // The engines of another daemon are armed, so that all hosts are connected before the first dies.
+        // A second daemon's engines have the kill points, so that all hosts are connected before
+        // the first death.
         progress.more("hosts are connected", 1)?;
         daemon.kill_daemon()?;
         daemon.environment = vec![("FOREBAY_KILL".into(), kills.join(","))];
@@ -211,8 +212,8 @@ fn chain_of_deaths(chain: &[(&str, u64)]) -> Result<()> {
             waited?;
             in_parts?;
             ensure!(failed.is_empty(), "{failed:?}");
-            // Between accept(2) and the daemon's having the socket, a connection dies with its engine: at one point
-            // always, and by bad luck at others, more often where the machine is busy.
+            // Between accept(2) and the daemon's receipt of the socket, a connection dies with its
+            // engine: always at one point, and by chance at others, more often on busy nodes.
             let unlucky = chain
                 .iter()
                 .filter(|(p, _)| *p == "accept.accepted")
@@ -255,11 +256,11 @@ fn kill_at_pairs() -> Result<()> {
     chain_of_deaths(&chain)
 }
 
-/// The first engine of a daemon dies at one point, and the daemon at another one of what follows.
+/// A daemon's first engine dies at one point, and the daemon at a later one.
 fn both_die(daemon: &mut Daemon, engine: (&str, u64), point: &str) -> Result<()> {
     daemon.kill_daemon()?;
-    // The engine that is there dies first. Then either the take-over in which the first engine dies is the one that is
-    // meant, or the next one.
+    // The present engine dies first. The daemon's point is in the take-over in which the first
+    // engine dies, or in the next.
     let converting = [
         "over.greeted",
         "over.adopted",
@@ -269,7 +270,7 @@ fn both_die(daemon: &mut Daemon, engine: (&str, u64), point: &str) -> Result<()>
     ];
     let after = ["daemon.converted", "daemon.flip", "daemon.report"];
     let same = converting.contains(&engine.0) && after.contains(&point);
-    // A daemon that finds an engine tells it everything, too.
+    // A daemon that finds an engine also sends it everything.
     let at_start = u64::from(point == "daemon.told");
     let count = at_start + if same { 1 } else { 2 };
     let kills = format!("engine1:{}:{},daemon:{point}:{count}", engine.0, engine.1);
@@ -281,7 +282,7 @@ fn both_die(daemon: &mut Daemon, engine: (&str, u64), point: &str) -> Result<()>
         if daemon.has_died()? {
             return Ok(Some(()));
         }
-        // Where the first engine died before the daemon had come so far, it takes one death more.
+        // If the first engine died before the daemon's point, one more death is needed.
         looks += 1;
         let patience = if daemon.engine_number().unwrap_or(1) > 1 {
             20
@@ -342,7 +343,6 @@ fn a_found_engine_dies_at_once() -> Result<()> {
         daemon.wait_engine_after(before.generation, MINUTE)?;
         progress.more("work after the deaths", 50)
     })?;
-    // Where others connect, too.
     lab.finish()
 }
 
@@ -352,13 +352,13 @@ fn the_daemon_dies_at_each_point() -> Result<()> {
     lab.during_load(Noticed::Reconnects, |daemon, progress| {
         for point in points(|point| point.starts_with("daemon.")) {
             progress.more("work before the deaths", 50)?;
-            // An engine that is there already, so that the point is come to after its death.
+            // The daemon adopts an engine, so that the point is reached after that engine's death.
             daemon.kill_daemon()?;
             for count in 1.. {
                 let kill = format!("daemon:{point}:{count}");
                 daemon.environment = vec![("FOREBAY_KILL".into(), kill)];
                 let begun = daemon.start_again();
-                // Some points are come to when the daemon finds the engine; then the next time is meant.
+                // Adoption reaches some points too; then the next occurrence is meant.
                 if begun.is_ok() {
                     daemon.kill_engine()?;
                     break;

@@ -1,12 +1,10 @@
-//! One TCP connection from the first engine to the last.
+//! TCP streams that are cut anywhere continue at a successor: no byte repeated or lost, no command
+//! answered twice or executed after a later one.
 //!
-//! Purpose: streams that are cut anywhere go on where they were: no byte twice, none lost, no command answered twice,
-//! none executed after a later one.
-//! Design: hosts made of PDUs alone, many commands in flight, their bytes sent in drips, in pieces or in bursts, with
-//! and without digests, data in the capsule and by R2T in halves. Engines die at named points, one after the other, or at
-//! random times. A host knows each place's last answered write; a read must show it, or what is in flight over it.
-//! `FOREBAY_TEST_SEED` says when, `FOREBAY_KILLS` how many deaths at random times follow.
-//! Not here: what a host may do besides reading and writing.
+//! Hosts send raw PDUs in drips, pieces or bursts, with and without digests, in the capsule or by
+//! R2T. Engines die at named points, then at random times. A read must show its place's last
+//! answered write, or one in flight. `FOREBAY_TEST_SEED` sets the times, `FOREBAY_KILLS` the number
+//! of random deaths.
 
 #[allow(dead_code)]
 #[path = "../../crates/engine/tests/common/host.rs"]
@@ -26,16 +24,16 @@ use forebay_tests::lab::{self, Lab, LabOptions, MIB, MINUTE};
 use forebay_tests::wait;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// The name that the raw hosts have.
+/// The raw hosts' NQN.
 const HOST: &str = "nqn.2026-01.test:raw";
 const NQN: &str = "nqn.2026-01.io.forebay:test:t.a";
 const BLOCK: usize = 4096;
-/// From one place to the next.
+/// Distance between two places.
 const PLACE_BLOCKS: u64 = 6;
 const IN_CAPSULE: usize = 8192;
 const DEPTH: usize = 32;
 
-/// How bytes are handed to the socket.
+/// Sizes in which bytes are handed to the socket.
 #[derive(Debug, Clone, Copy)]
 enum Manner {
     Drips,
@@ -43,13 +41,13 @@ enum Manner {
     Bursts,
 }
 
-/// What is in flight under a command identifier.
+/// A command in flight.
 struct Running {
     place: usize,
-    /// Of a write: its version, and its data until an R2T asks for it.
+    /// For a write: its version, and its data until an R2T.
     write: Option<u32>,
     data: Vec<u8>,
-    /// Of a read: what was answered over this place when it began.
+    /// For a read: the last answered version of its place at submission.
     answered: u32,
     got: usize,
 }
@@ -76,12 +74,12 @@ struct Streamer {
     completed: u64,
 }
 
-/// How much of a place is written and read: it fits a capsule, or it needs an R2T.
+/// Blocks of a place: either they fit a capsule, or they need an R2T.
 fn blocks(place: usize) -> u64 {
     if place.is_multiple_of(2) { 2 } else { 6 }
 }
 
-/// What version `version` writes to block `block` of place `place`; 0 is zeros.
+/// The content of a block of a place in one version; version 0 is zeros.
 fn content(place: u64, block: u64, version: u32) -> Vec<u8> {
     let mut data = vec![0; BLOCK];
     if version > 0 {
@@ -124,7 +122,7 @@ impl Streamer {
         })
     }
 
-    /// Works until told to stop, then ends what is in flight and reads everything.
+    /// Works until `over`, then waits for completions and reads everything.
     fn work(&mut self, over: &AtomicBool, completed: &AtomicU64) -> Result<()> {
         while !over.load(SeqCst) {
             while self.running.len() < DEPTH && self.out.len() < 1 << 18 {
@@ -228,7 +226,7 @@ impl Streamer {
         }
     }
 
-    /// Sends some, receives what is there, waits a little if there was nothing to do.
+    /// Sends, receives, and waits a little if neither made progress.
     fn turn(&mut self) -> Result<()> {
         let sent = self.send()?;
         let received = self.receive()?;
@@ -269,7 +267,7 @@ impl Streamer {
     }
 
     fn receive(&mut self) -> Result<bool> {
-        // Now and then the host is slow, so that answers stay in the target.
+        // Sometimes the host is slow, so that answers stay in the target.
         if self.dice.below(64) == 0 {
             std::thread::sleep(Duration::from_micros(self.dice.below(3000)));
         }
@@ -379,8 +377,8 @@ impl Streamer {
     }
 }
 
-/// Engines one after the other die at these points, each at a count that the seed chooses. The first lives longer: the
-/// hosts connect to it, and a socket that is accepted but not yet in the daemon's keeping dies with its engine.
+/// Engines die at these points in order, each after a count from the seed. The first lives longer,
+/// because hosts connect to it. A socket that its daemon does not yet hold dies with its engine.
 fn chain(points: &[&str], rounds: usize, most: u64, seed: u64) -> (String, usize) {
     let mut dice = Dice(seed);
     let all = (0..rounds).flat_map(|_| points.iter().copied());
@@ -394,7 +392,7 @@ fn chain(points: &[&str], rounds: usize, most: u64, seed: u64) -> (String, usize
     (kills.join(","), kills.len())
 }
 
-/// Hosts of all manners work while engines die at the points, and then at random times.
+/// Hosts of all manners work while engines die at the points, then at random times.
 fn streams_survive(points: &[&str], rounds: usize, places: u64) -> Result<()> {
     let seed = lab::count_from("FOREBAY_TEST_SEED", 1);
     let (kills, count) = chain(points, rounds, 60, seed);
@@ -454,7 +452,7 @@ fn streams_survive(points: &[&str], rounds: usize, places: u64) -> Result<()> {
     })?;
     drop(streamers);
     println!("{count} deaths at points: {kills}");
-    // They have read their places themselves.
+    // The streams have read their places themselves.
     lab.hosts.clear();
     lab.finish()
 }

@@ -1,9 +1,8 @@
-//! `thin_alloc_reads_zero_everywhere`: space that another tenant used shows nothing of it.
+//! Space that another tenant used reads as zeros.
 //!
-//! Design: a volume fills most of a small pool and is deleted; another tenant's volume takes the same
-//! extents by single-block writes; everything around those blocks must read as zeros, at once and
-//! again after a restart. On a file and on memory.
-//! Not here: power cuts.
+//! A volume fills most of a small pool and is deleted. Another tenant's volume gets its extents by
+//! single-block writes. The rest of each extent must read as zeros, at once and after a restart, on
+//! a file and in memory.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -32,7 +31,7 @@ fn export(daemon: &Daemon, tenant: &str) -> Result<()> {
     Ok(())
 }
 
-/// Every extent is written at one block, which one depends on the extent.
+/// The written block of an extent, at a different place in each.
 fn written(extent: u64) -> u64 {
     extent * (EXTENT / BLOCK) + extent % (EXTENT / BLOCK)
 }

@@ -1,8 +1,7 @@
-//! A long wait is reported with its cause, and delays nothing else.
+//! A long wait is reported with its cause and delays nothing else.
 //!
-//! Purpose: a device that an older engine still has a lock on, and one that answers slowly while the pool is opened.
-//! Design: the test itself is the older engine; the slow device is one that fails as told (`faulty:`).
-//! Not here: devices that hang in use (`devices`), what a dead engine has in flight (`takeover_fence`).
+//! In one case an older engine, played by the test, has a lock on a device. In the other a device
+//! (`faulty:`) is slow while the pool is opened.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -18,7 +17,6 @@ use forebay_tests::wait;
 const LIMIT: Duration = Duration::from_secs(60);
 const SIZE: u64 = 1 << 30;
 
-/// Reads the first block of `t/v`.
 fn read(daemon: &Daemon) -> Result<Vec<u8>> {
     let address: SocketAddr = format!("127.0.0.1:{}", daemon.port()).parse()?;
     let nqn = "nqn.2026-01.io.forebay:test:t.v";
