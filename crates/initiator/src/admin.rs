@@ -1,8 +1,7 @@
-//! The admin queue of an association: one Fabrics or admin command at a time, and asynchronous
-//! events beside it.
+//! The admin queue of an association: one command at a time, and asynchronous events beside it.
 //!
-//! An event request is recognised by its tag. Reading its log page allows the next event; then the
-//! request is renewed. [`crate::session`] has the thread that calls this code.
+//! Reading an event's log page allows the next event; then its request is renewed.
+//! [`crate::session`] has the thread for this.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -232,7 +231,7 @@ impl Admin {
         }
     }
 
-    /// Receives without waiting, reads the log pages of events and renews their requests.
+    /// Receives without waiting, reads events' log pages and renews their requests.
     pub(crate) fn service(&mut self) -> Result<(), Error> {
         self.connection.progress(&mut self.scratch)?;
         self.sort_events();
@@ -258,7 +257,7 @@ impl Admin {
     }
 }
 
-/// Connect (Base 6.3) on a new connection; returns dwords 0 and 1 of the result.
+/// Connect (Base 6.3); returns dwords 0 and 1 of the result.
 pub(crate) fn connect_queue(
     connection: &mut Connection,
     sqe: Sqe,

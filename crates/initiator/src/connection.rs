@@ -1,9 +1,8 @@
 //! One NVMe/TCP queue: its socket, its stream position, its commands and their buffers.
 //!
-//! The socket never blocks. Commands leave in one vectored write: headers from the send queue,
-//! payloads from their buffers. Received payload is copied to its command's buffer; a long payload
-//! is received there directly. A buffer belongs to its command while in flight. A command that ends
-//! while its data is being sent is reported after the data is out.
+//! The socket never blocks. A buffer belongs to its command while in flight; long payloads are sent
+//! and received there directly. A command that ends while its data is being sent is reported after
+//! the data is out.
 
 use std::io::{ErrorKind, IoSlice, IoSliceMut, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
@@ -21,9 +20,8 @@ use crate::Error;
 use crate::handshake::initialize;
 use crate::tx::{TxItem, TxQueue};
 
-/// Room for many small completions.
 const RX_BYTES: usize = 256 * 1024;
-/// From this many missing payload bytes, a payload is received directly into its command's buffer.
+/// Longer payloads are received directly into their command's buffer.
 const DIRECT_RX_BYTES: usize = 8 * 1024;
 const TX_SLICES: usize = 192;
 const OVERDUE_CHECK: Duration = Duration::from_millis(500);
@@ -42,13 +40,13 @@ pub enum Wait {
 /// A completed command.
 #[derive(Debug)]
 pub struct Done {
-    /// The caller's tag.
+    /// Tag of the caller.
     pub tag: u64,
     /// Its status.
     pub status: Status,
     /// Dwords 0 and 1 of the completion.
     pub result: u64,
-    /// The buffer that was submitted.
+    /// The submitted buffer.
     pub buf: Vec<u8>,
 }
 
@@ -106,7 +104,7 @@ impl std::fmt::Debug for Connection {
 }
 
 impl Connection {
-    /// Connects and exchanges ICReq and ICResp (TCP 3.4), for at most `depth` commands in flight.
+    /// Connects and exchanges ICReq and ICResp (TCP 3.4).
     pub(crate) fn open(
         addr: SocketAddr,
         depth: u16,
@@ -174,7 +172,7 @@ impl Connection {
     }
 
     /// Begins a command, which leaves with the next [`Connection::progress`]. A full queue returns
-    /// the buffer. With `limited`, the command time limit applies.
+    /// the buffer. `limited` applies the command time limit.
     pub(crate) fn submit(
         &mut self,
         sqe: Sqe,
@@ -206,7 +204,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends and receives without waiting. Completed commands are added to `out`.
+    /// Sends and receives without waiting. Completions are added to `out`.
     pub(crate) fn progress(&mut self, out: &mut Vec<Done>) -> Result<(), Error> {
         self.now = Instant::now();
         self.send(out)?;
@@ -220,8 +218,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Repeats [`Connection::progress`] until a command ends or `limit` is over; returns how many
-    /// ended.
+    /// Repeats [`Connection::progress`] until a command ends or `limit` is over.
     pub(crate) fn poll(
         &mut self,
         out: &mut Vec<Done>,
@@ -243,7 +240,7 @@ impl Connection {
         Ok(out.len() - before)
     }
 
-    /// Gives up the connection and returns the tags and buffers of the commands in flight.
+    /// Gives up the connection; returns the tags and buffers in flight.
     pub(crate) fn abandon(&mut self) -> Vec<(u64, Vec<u8>)> {
         let _ = self.stream.shutdown(Shutdown::Both);
         self.tx.clear();
@@ -261,7 +258,6 @@ impl Connection {
         poll_sockets(&mut [self.poll_fd()], limit).map_err(|source| self.socket_error(source))
     }
 
-    /// Always input; output only if the send queue has entries.
     pub(crate) fn poll_fd(&self) -> PollFd<'_> {
         let mut events = PollFlags::IN;
         if !self.tx.is_empty() {
@@ -318,8 +314,7 @@ impl Connection {
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(()),
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 Err(e) => {
-                    // The target may have sent a termination request, which says more than a broken
-                    // pipe.
+                    // A termination request says more than a broken pipe.
                     self.receive(out)?;
                     return Err(self.socket_error(e));
                 }
@@ -395,7 +390,6 @@ impl Connection {
         }
     }
 
-    /// Consumes all complete parts of the receive buffer.
     fn consume(&mut self, out: &mut Vec<Done>) -> Result<(), Error> {
         loop {
             if self.incoming.is_some() && !self.consume_payload(out) {
@@ -437,7 +431,7 @@ impl Connection {
         }
     }
 
-    /// Copies payload from the receive buffer to its command. True: the payload is complete.
+    /// True: the payload is complete.
     fn consume_payload(&mut self, out: &mut Vec<Done>) -> bool {
         let Some(incoming) = &mut self.incoming else {
             return true;
@@ -533,7 +527,7 @@ impl Connection {
         })
     }
 
-    /// Reports a bad PDU to the controller, without waiting for delivery.
+    /// Does not wait for delivery.
     fn refuse_pdu(&mut self, error: PduError) -> Error {
         self.send_term_req(&error);
         Error::Pdu {
@@ -576,8 +570,7 @@ impl Connection {
     }
 }
 
-/// Sleeps until a socket is ready or the limit is over, at most until the next check for overdue
-/// commands.
+/// Sleeps at most until the next check for overdue commands.
 pub(crate) fn poll_sockets(fds: &mut [PollFd<'_>], limit: Duration) -> std::io::Result<()> {
     let limit = limit.min(OVERDUE_CHECK);
     let timeout = Timespec {

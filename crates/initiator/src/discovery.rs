@@ -1,7 +1,6 @@
-//! Reads the discovery log page, over a connection of its own.
+//! Reads the discovery log page, over its own connection.
 //!
-//! If the page's generation changes during the read, the read starts again (Base 5.16.1.23).
-//! Referrals are not followed.
+//! The read restarts if the page's generation changes (Base 5.16.1.23). Referrals are not followed.
 
 use std::net::SocketAddr;
 
@@ -50,7 +49,7 @@ impl Discovered {
 pub struct Host;
 
 impl Host {
-    /// Lists the subsystems that the discovery service at `addr` shows the host `hostnqn`.
+    /// Lists the subsystems that the discovery service shows to a host.
     ///
     /// # Errors
     /// The service can't be reached, refuses, or does not answer in time.
@@ -58,10 +57,7 @@ impl Host {
         Self::discover_with(addr, hostnqn, &Options::default())
     }
 
-    /// [`Host::discover`] with the digests and time limits in `options`.
-    ///
-    /// # Errors
-    /// As [`Host::discover`].
+    /// [`Host::discover`] with digests and time limits.
     pub fn discover_with(
         addr: SocketAddr,
         hostnqn: &str,
@@ -119,7 +115,6 @@ fn entry(bytes: &[u8]) -> Option<Discovered> {
     })
 }
 
-/// Text padded with spaces or zeros.
 fn text(field: &[u8]) -> String {
     let end = field.iter().position(|&b| b == 0).unwrap_or(field.len());
     String::from_utf8_lossy(&field[..end]).trim_end().to_owned()

@@ -1,6 +1,4 @@
 //! Errors of the host side: what failed, where, and what to do.
-//!
-//! A caller that reconnects asks [`Error::is_connection_lost`].
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,23 +16,23 @@ pub enum Error {
     /// No TCP connection could be made.
     #[error("cannot connect to {addr}: {source}; is the target running and listening there?")]
     Connect {
-        /// The target.
+        /// Target.
         addr: SocketAddr,
-        /// The cause.
+        /// Cause.
         source: io::Error,
     },
     /// The socket failed.
     #[error("connection to {addr} failed: {source}; reconnect")]
     Socket {
-        /// The target.
+        /// Target.
         addr: SocketAddr,
-        /// The cause.
+        /// Cause.
         source: io::Error,
     },
     /// The target closed the connection.
     #[error("{addr} closed the connection with {in_flight} commands in flight; reconnect")]
     Closed {
-        /// The target.
+        /// Target.
         addr: SocketAddr,
         /// Commands in flight.
         in_flight: usize,
@@ -42,53 +40,53 @@ pub enum Error {
     /// No answer came in time.
     #[error("waited {waited:?} for {what} from {addr}; the target is stuck or gone, reconnect")]
     TimedOut {
-        /// The target.
+        /// Target.
         addr: SocketAddr,
-        /// The missing answer.
+        /// Missing answer.
         what: String,
-        /// The time limit.
+        /// Time limit.
         waited: Duration,
     },
     /// The target sent a PDU that no host can accept.
     #[error("{addr} sent a malformed PDU: {error}")]
     Pdu {
-        /// The target.
+        /// Target.
         addr: SocketAddr,
-        /// The fault in the PDU.
+        /// Fault.
         error: PduError,
     },
     /// The target broke the protocol.
     #[error("{addr} broke the protocol: {violation}")]
     Protocol {
-        /// The target.
+        /// Target.
         addr: SocketAddr,
-        /// The violation.
+        /// Violation.
         violation: Violation,
     },
     /// The target terminated the connection.
     #[error("{addr} terminated the connection: {}", PduError { status: term.status, info: term.info })]
     Terminated {
-        /// The target.
+        /// Target.
         addr: SocketAddr,
-        /// Its termination request.
+        /// Termination request.
         term: TermReq,
     },
     /// A command ended with an error status.
     #[error("{what}: {addr} answered {status:?}{hint}", hint = hint(*status))]
     Status {
-        /// The target.
+        /// Target.
         addr: SocketAddr,
-        /// The command.
+        /// Command.
         what: String,
-        /// Its status.
+        /// Status.
         status: Status,
     },
     /// The controller can't be used.
     #[error("{addr}: {what}")]
     Unusable {
-        /// The target.
+        /// Target.
         addr: SocketAddr,
-        /// The missing feature.
+        /// Missing feature.
         what: String,
     },
     /// The caller asked for something impossible.
@@ -97,15 +95,15 @@ pub enum Error {
     /// A thread of the load generator could not start or be pinned.
     #[error("cannot {what}: {source}")]
     System {
-        /// The failed step.
+        /// Failed step.
         what: &'static str,
-        /// The cause.
+        /// Cause.
         source: io::Error,
     },
 }
 
 impl Error {
-    /// Whether the connection is lost, so that reconnecting may help.
+    /// Whether reconnecting may help.
     #[must_use]
     pub fn is_connection_lost(&self) -> bool {
         match self {
@@ -123,7 +121,7 @@ impl Error {
         }
     }
 
-    /// The status of the command that failed.
+    /// The failed command's status.
     #[must_use]
     pub fn status(&self) -> Option<Status> {
         match self {

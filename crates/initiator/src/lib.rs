@@ -1,13 +1,12 @@
-//! The host side: an NVMe/TCP initiator, a load generator and data verification, without a kernel
+//! The host side: an NVMe/TCP initiator, a load generator and data verification, without kernel
 //! driver or privileges.
 //!
-//! The protocol is in [`forebay_nvme`] ([`forebay_nvme::tcp`], [`forebay_nvme::host`]), the only
-//! code shared with the target. This crate adds sockets, time and threads. A [`Session`] is an
-//! association. An [`IoQueue`] is one of its connections, owned by one thread without a lock.
-//! [`load`] measures; [`verify`] checks data.
+//! Only [`forebay_nvme`] is shared with the target. A [`Session`] is an association. An [`IoQueue`]
+//! is one of its connections, owned by one thread. [`load`] measures, [`verify`] checks data,
+//! [`machine`] does both for VM disks.
 //!
-//! Only [`verify`] reconnects. Commands are not split. There is no multipath, in-band
-//! authentication or TLS.
+//! Only [`verify`] reconnects. There is no command splitting, multipath, in-band authentication or
+//! TLS.
 
 mod admin;
 mod connection;

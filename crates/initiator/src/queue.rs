@@ -1,7 +1,7 @@
 //! An I/O queue of a session.
 //!
-//! The queue owns a command's buffer until the command ends. Commands leave together at
-//! [`IoQueue::poll`]. They are not split by the controller's limits, and not retried.
+//! It owns a command's buffer until the command ends. Commands leave together at [`IoQueue::poll`].
+//! They are not split or retried.
 
 use std::time::{Duration, Instant};
 
@@ -29,7 +29,7 @@ pub enum IoOp {
         lba: u64,
         /// Number of blocks.
         blocks: u32,
-        /// Force unit access: the command ends only when its data is durable.
+        /// Force unit access: completes when the data is durable.
         fua: bool,
     },
     /// Makes every completed write durable.
@@ -40,10 +40,10 @@ pub enum IoOp {
         lba: u64,
         /// Number of blocks.
         blocks: u32,
-        /// The controller may deallocate the blocks (DEAC).
+        /// Allows deallocation (DEAC).
         deallocate: bool,
     },
-    /// Deallocates the ranges in the buffer, which [`dsm_ranges`] makes.
+    /// Deallocates the buffer's ranges, made by [`dsm_ranges`].
     Deallocate {
         /// Number of ranges, 1..=256.
         ranges: u32,
@@ -64,11 +64,11 @@ pub struct NotSubmitted {
 pub enum Reason {
     /// The queue is full: poll first.
     Full,
-    /// The buffer is too short, or the number of blocks or ranges is out of range.
+    /// Buffer too short, or number of blocks or ranges out of range.
     Size,
 }
 
-/// The data of an [`IoOp::Deallocate`]; a range is (first block, number of blocks).
+/// The data of an [`IoOp::Deallocate`] of (first block, number of blocks).
 #[must_use]
 pub fn dsm_ranges(ranges: &[(u64, u32)]) -> Vec<u8> {
     let ranges = ranges.iter();
@@ -102,7 +102,7 @@ impl IoQueue {
         self.qid
     }
 
-    /// Size of the namespace's logical block in bytes.
+    /// Bytes of a logical block.
     #[must_use]
     pub fn block_bytes(&self) -> u32 {
         self.block_bytes
@@ -123,7 +123,7 @@ impl IoQueue {
     /// Submits a command, which leaves with the next [`IoQueue::poll`].
     ///
     /// # Errors
-    /// Returns the buffer if the queue is full or the buffer does not fit the command.
+    /// Returns the buffer if the queue is full or the buffer does not fit.
     pub fn submit(&mut self, op: &IoOp, tag: u64, buf: Vec<u8>) -> Result<(), NotSubmitted> {
         let nsid = self.nsid;
         let bytes = self.data_bytes(op).filter(|&n| buf.len() >= n as usize);
@@ -157,8 +157,8 @@ impl IoQueue {
         self.submit_command(sqe, transfer, tag, buf)
     }
 
-    /// [`IoQueue::submit`] for any other command. `sqe` needs no identifier and no data pointer.
-    /// Consecutive submissions stay in order.
+    /// [`IoQueue::submit`] for any other command, without identifier and data pointer. Consecutive
+    /// submissions stay in order.
     ///
     /// # Errors
     /// Returns the buffer if the queue is full or the buffer is too short.
@@ -186,9 +186,6 @@ impl IoQueue {
 
     /// Compare and Write of one block, a fused operation (Base 2.0, 3.4.2), on an idle queue.
     /// Returns whether the block was `expected`, and so was written. `fua` applies to both halves.
-    ///
-    /// # Errors
-    /// A half failed for another reason, or the connection is lost.
     pub fn compare_and_write(
         &mut self,
         lba: u64,
@@ -244,7 +241,7 @@ impl IoQueue {
         })
     }
 
-    /// The bytes that a command moves; `None` if a count is out of range.
+    /// `None`: a count is out of range.
     fn data_bytes(&self, op: &IoOp) -> Option<u32> {
         match *op {
             IoOp::Read { blocks, .. } | IoOp::Write { blocks, .. } => (1..=1 << 16)
@@ -259,8 +256,8 @@ impl IoQueue {
         }
     }
 
-    /// Sends submitted commands and waits up to `limit` for completions. Adds them to `out` and
-    /// returns how many.
+    /// Sends commands, waits up to `limit` for completions, adds them to `out` and returns how
+    /// many.
     ///
     /// # Errors
     /// The connection is lost, or a command is overdue; call [`IoQueue::abandon`] next.
@@ -273,7 +270,6 @@ impl IoQueue {
         self.connection.poll(out, wait, limit)
     }
 
-    /// Sleeps until a queue's socket is ready or `limit` is over.
     pub(crate) fn sleep_any<'a>(
         queues: impl Iterator<Item = &'a IoQueue>,
         limit: Duration,
@@ -285,16 +281,13 @@ impl IoQueue {
         })
     }
 
-    /// Closes the connection and returns the tags and buffers in flight. The target may have
-    /// executed these commands, or may still do so.
+    /// Closes the connection; returns the tags and buffers in flight. The target may still execute
+    /// these commands.
     pub fn abandon(mut self) -> Vec<(u64, Vec<u8>)> {
         self.connection.abandon()
     }
 
     /// Executes one command on an idle queue and returns its buffer.
-    ///
-    /// # Errors
-    /// The command failed, did not fit, or the connection is lost.
     pub fn execute(&mut self, op: &IoOp, buf: Vec<u8>, limit: Duration) -> Result<Vec<u8>, Error> {
         let addr = self.connection.addr();
         if self.in_flight() > 0 {

@@ -1,9 +1,8 @@
 //! A session: one association with one controller.
 //!
-//! Each I/O queue belongs to its user and may live on its own thread. A thread of the session sends
-//! keep-alives and collects asynchronous events. Dropping a session closes its admin connection,
-//! which ends the association; [`Session::close`] also shuts the controller down. A session does
-//! not reconnect.
+//! A thread sends keep-alives and collects asynchronous events. Each I/O queue belongs to its user.
+//! Dropping a session ends the association; [`Session::close`] also shuts the controller down. A
+//! session does not reconnect.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -23,7 +22,7 @@ use crate::{Error, IoQueue};
 pub struct Options {
     /// I/O queues to ask for; the controller may grant fewer.
     pub io_queues: u16,
-    /// Entries of each I/O queue: one more than its depth. CAP.MQES may allow fewer.
+    /// Entries of each I/O queue, one more than its depth; CAP.MQES may allow fewer.
     pub queue_entries: u32,
     /// Ask for header digests.
     pub header_digest: bool,
@@ -31,14 +30,13 @@ pub struct Options {
     pub data_digest: bool,
     /// Keep Alive Timeout in milliseconds; 0 disables it.
     pub kato_ms: u32,
-    /// Disable submission queue flow control on I/O queues, so that the controller may omit
-    /// responses (SUCCESS).
+    /// Disable submission queue flow control, so that the controller may omit responses (SUCCESS).
     pub disable_sq_flow_control: bool,
     /// Time limit for connecting, and again for enabling.
     pub connect_timeout: Duration,
     /// Time limit for a command.
     pub command_timeout: Duration,
-    /// The host identifier; by default it is derived from the host's NQN.
+    /// Host identifier; by default derived from the NQN.
     pub host_id: Option<[u8; 16]>,
 }
 
@@ -80,7 +78,7 @@ impl Options {
     }
 }
 
-/// Two 64-bit FNV-1a hashes of the name, in the form of a version 8 UUID.
+/// Two FNV-1a hashes in the form of a version 8 UUID.
 fn host_id_of(hostnqn: &str) -> [u8; 16] {
     let hash = |start: u64| {
         hostnqn.bytes().fold(start, |hash, byte| {
@@ -128,11 +126,7 @@ impl SessionShared {
 const EVENT_INTERVAL: Duration = Duration::from_millis(250);
 
 impl Session {
-    /// Connects to a subsystem: admin queue, enable, identify, number of queues, events,
-    /// keep-alive.
-    ///
-    /// # Errors
-    /// A step failed; the error names it.
+    /// Connects to a subsystem and enables its controller, with events and keep-alive.
     pub fn connect(
         addr: SocketAddr,
         subnqn: &str,
@@ -219,7 +213,7 @@ impl Session {
         self.cntlid
     }
 
-    /// The namespaces at the time of connecting.
+    /// Namespaces when it connected.
     #[must_use]
     pub fn namespaces(&self) -> &[NamespaceInfo] {
         &self.namespaces
@@ -238,9 +232,6 @@ impl Session {
     }
 
     /// Identifies a namespace again; `None` if it is gone.
-    ///
-    /// # Errors
-    /// The command failed or the connection is lost.
     pub fn identify_namespace(&self, nsid: u32) -> Result<Option<NamespaceInfo>, Error> {
         let data = self
             .shared
@@ -249,10 +240,7 @@ impl Session {
         Ok(NamespaceInfo::parse(nsid, &data))
     }
 
-    /// The UUID of a namespace, if it has one.
-    ///
-    /// # Errors
-    /// The command failed or the connection is lost.
+    /// A namespace's UUID, if any.
     pub fn namespace_uuid(&self, nsid: u32) -> Result<Option<[u8; 16]>, Error> {
         let data = self
             .shared
@@ -261,10 +249,7 @@ impl Session {
         Ok(identify::uuid_descriptor(&data))
     }
 
-    /// Reads and writes that the SMART log counts (Base 2.0, 5.16.1.3).
-    ///
-    /// # Errors
-    /// The command failed or the connection is lost.
+    /// Reads and writes in the SMART log (Base 2.0, 5.16.1.3).
     pub fn host_commands(&self) -> Result<[u64; 2], Error> {
         let page = self.shared.admin().log_page(command::log::SMART, 0, 512)?;
         let word = |at: usize| {
@@ -275,9 +260,6 @@ impl Session {
     }
 
     /// Sends a keep-alive now.
-    ///
-    /// # Errors
-    /// The command failed or the connection is lost.
     pub fn keep_alive(&self) -> Result<(), Error> {
         let mut admin = self.shared.admin();
         admin.execute(
@@ -289,20 +271,14 @@ impl Session {
         Ok(())
     }
 
-    /// The asynchronous events since the last call.
-    ///
-    /// # Errors
-    /// The admin connection is lost.
+    /// Asynchronous events since the last call.
     pub fn take_events(&self) -> Result<Vec<AsyncEvent>, Error> {
         let mut admin = self.shared.admin();
         admin.service()?;
         Ok(admin.take_events())
     }
 
-    /// Waits for an asynchronous event; returns an empty list after `limit`.
-    ///
-    /// # Errors
-    /// The admin connection is lost.
+    /// Waits for asynchronous events; none after `limit`.
     pub fn wait_events(&self, limit: Duration) -> Result<Vec<AsyncEvent>, Error> {
         let deadline = Instant::now() + limit;
         loop {
@@ -314,7 +290,7 @@ impl Session {
         }
     }
 
-    /// The error of the keep-alive thread that ended the association. Returned once.
+    /// Why the association ended, if the keep-alive thread noticed. Returned once.
     #[must_use]
     pub fn take_failure(&self) -> Option<Error> {
         let mut failure = self
@@ -326,9 +302,6 @@ impl Session {
     }
 
     /// Opens the next I/O queue, for a namespace.
-    ///
-    /// # Errors
-    /// No queue is left, the namespace does not exist, or connecting failed.
     pub fn open_queue(&mut self, nsid: u32) -> Result<IoQueue, Error> {
         let unusable = |what: String| Error::Unusable {
             addr: self.addr,
@@ -357,10 +330,8 @@ impl Session {
         Ok(queue)
     }
 
-    /// Shuts the controller down and ends the association.
-    ///
-    /// # Errors
-    /// The controller did not confirm in time; the connection is closed all the same.
+    /// Shuts the controller down and ends the association. Without confirmation it is an error, but
+    /// the connection is closed.
     pub fn close(mut self) -> Result<(), Error> {
         self.stop_keeper();
         self.shared.admin().shut_down()

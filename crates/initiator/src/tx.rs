@@ -1,7 +1,7 @@
 //! The send queue of a connection.
 //!
-//! An entry is a header with its digest, a range of a command's buffer, and that data's digest. It
-//! leaves the queue when all its bytes are sent.
+//! An entry is a header, a range of a command's buffer, and digests. It leaves the queue when all
+//! its bytes are sent.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -57,8 +57,7 @@ impl TxQueue {
         self.items.clear();
     }
 
-    /// Fills `slices`; returns how many it filled, and their bytes. `buffer` returns a slot's
-    /// buffer.
+    /// Returns the number of slices filled, and their bytes. `buffer` returns a slot's buffer.
     pub(crate) fn gather<'a>(
         &'a self,
         slices: &mut [IoSlice<'a>],
@@ -93,7 +92,7 @@ impl TxQueue {
         self.sent_bytes += bytes;
     }
 
-    /// Removes the next PDU that is sent completely: its slot, and whether it answers an R2T.
+    /// The next completely sent PDU: its slot, and whether it answers an R2T.
     pub(crate) fn pop_sent(&mut self) -> Option<(u16, bool)> {
         let total = self.items.front()?.total_bytes();
         self.sent_bytes = self.sent_bytes.checked_sub(total)?;

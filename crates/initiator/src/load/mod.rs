@@ -1,9 +1,7 @@
-//! The load generator: keeps a namespace under a known load and measures rates, latency
-//! distributions and its own cost.
+//! The load generator: measures rates, latency distributions and its own cost under a known load.
 //!
-//! Each worker thread alone uses its queues. Latency runs from submission to the queue until the
-//! completion is seen. All workers start on one signal, measure for the same interval, and ignore
-//! later completions. Data is not verified (see [`crate::verify`]).
+//! Latency runs from submission to the queue until the completion is seen. Workers start together,
+//! measure for the same interval, and ignore later completions.
 
 mod report;
 mod rng;
@@ -27,10 +25,10 @@ pub enum Access {
     Random,
     /// Sequential; each queue has its own part of the span.
     Sequential,
-    /// Multiples of the stride, each once, in an order that the seed decides. Each queue has its
-    /// own part of the span. The load ends when all are done.
+    /// Multiples of the stride, each once, in seeded order; each queue has its own part of the
+    /// span.
     Once {
-        /// Distance between two addresses.
+        /// The stride.
         stride_bytes: u64,
     },
 }
@@ -44,12 +42,12 @@ pub enum Amount {
     Bytes(u64),
 }
 
-/// A limit on the rate of new commands of a queue.
+/// Limits the rate of a queue's new commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
     /// Commands that begin together.
     pub burst: u16,
-    /// The interval between bursts; missed bursts are not made up for.
+    /// Interval of bursts; missed bursts are not made up for.
     pub every: Duration,
 }
 
@@ -66,7 +64,7 @@ pub struct LoadSpec {
     pub nsid: u32,
     /// Share of reads, 0..=100; the rest are writes.
     pub read_percent: u8,
-    /// Bytes of each command: a multiple of the namespace's block.
+    /// Bytes of each command, in whole blocks.
     pub block_bytes: u32,
     /// Commands in flight per queue.
     pub queue_depth: u16,
@@ -74,24 +72,24 @@ pub struct LoadSpec {
     pub queues: u16,
     /// When it ends.
     pub amount: Amount,
-    /// Bytes from the namespace's beginning; `None`: all.
+    /// Bytes from the beginning; `None`: all.
     pub span_bytes: Option<u64>,
     /// Rate of new commands; `None`: no limit.
     pub pace: Option<Pace>,
     /// The order of addresses.
     pub access: Access,
-    /// Seed of all random numbers.
+    /// Seed of random numbers.
     pub seed: u64,
-    /// The CPU of one worker thread that drives all queues; `None`: an unpinned thread per queue.
+    /// CPU of one thread for all queues; `None`: an unpinned thread per queue.
     pub cpu: Option<usize>,
     /// How to wait for completions.
     pub wait: Wait,
-    /// Digests, time limits, keep-alive. The load sets `io_queues` and `queue_entries`.
+    /// Other options; the load sets `io_queues` and `queue_entries`.
     pub options: Options,
 }
 
 impl LoadSpec {
-    /// A mixed random load of 4 KiB at depth 32 for 10 s.
+    /// 4-KiB random reads and writes at depth 32 for 10 s.
     #[must_use]
     pub fn new(addr: SocketAddr, subnqn: &str, hostnqn: &str) -> Self {
         Self {
@@ -130,15 +128,14 @@ pub struct Progress {
 
 #[derive(Debug)]
 pub(crate) struct LoadShared {
-    /// Set once: whether to begin. False if not all workers started.
+    /// Whether to begin; false if not all workers started.
     pub(crate) start: OnceLock<bool>,
     pub(crate) stop: AtomicBool,
     pub(crate) ops: AtomicU64,
-    /// Bytes still to submit under [`Amount::Bytes`].
+    /// Bytes still to submit.
     pub(crate) bytes_left: AtomicU64,
 }
 
-/// Reports progress until all workers have ended, and stops them in time.
 fn watch<T>(
     spec: &LoadSpec,
     shared: &LoadShared,
@@ -174,11 +171,11 @@ fn watch<T>(
     }
 }
 
-/// Runs a load to its end. `progress` is called about ten times a second.
+/// Runs a load to its end. `progress` is called about ten times a second. Error statuses are
+/// counted in the report.
 ///
 /// # Errors
-/// The target is not usable as asked, or a connection was lost. Error statuses of commands are
-/// counted in the report instead.
+/// The target is not usable as asked, or a connection was lost.
 pub fn run(spec: &LoadSpec, progress: &mut dyn FnMut(&Progress)) -> Result<LoadReport, Error> {
     check(spec)?;
     let options = Options {

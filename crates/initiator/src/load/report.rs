@@ -1,7 +1,4 @@
-//! The result of a load.
-//!
-//! Whole histograms are kept (3 significant digits, nanoseconds), so that reports of several loads
-//! can be added.
+//! The result of a load. Whole histograms are kept, so that reports can be added.
 
 use std::time::Duration;
 

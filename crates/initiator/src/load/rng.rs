@@ -13,7 +13,7 @@ impl Rng {
         mix(self.0)
     }
 
-    /// Below `bound`, which must not be 0; the bias is below 2^-32 for bounds below 2^32.
+    /// Below `bound` > 0; the bias is below 2^-32 for bounds below 2^32.
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
     }

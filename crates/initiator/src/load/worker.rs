@@ -1,9 +1,8 @@
 //! A thread of the load generator.
 //!
-//! Each turn refills the queues to their depth, in one write for each. Buffers are made once and
-//! travel with their commands. With one queue, a turn waits in the queue's poll; with several, it
-//! polls each and then sleeps until one has input. Nothing locks, prints or allocates buffers
-//! during the measurement.
+//! Each turn refills the queues to their depth, in one write for each. With one queue, a turn waits
+//! in the queue's poll; with several, it polls each and then sleeps until one has input. Nothing
+//! locks, prints or allocates buffers during the measurement.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -30,13 +29,11 @@ struct WorkerLane {
     queue: IoQueue,
     slots: Vec<WorkerSlot>,
     idle: Vec<(u64, Vec<u8>)>,
-    /// Next address of a sequential load, and the bounds of its part.
     next: u64,
     first: u64,
     end: u64,
     /// Remaining addresses of [`Access::Once`], the next one last.
     once: Vec<u64>,
-    /// The next burst, of a load with a pace.
     due: Instant,
 }
 
@@ -179,7 +176,6 @@ impl Worker {
         Ok(())
     }
 
-    /// Whether a lane still has commands for a later burst.
     fn waits_for_its_time(&self) -> bool {
         let has_more = |lane: &WorkerLane| match self.access {
             Access::Once { .. } => !lane.once.is_empty(),
@@ -188,13 +184,12 @@ impl Worker {
         self.pace.is_some() && self.lanes.iter().any(has_more)
     }
 
-    /// Time of the next burst of any lane.
     fn due(&self) -> Option<Instant> {
         self.pace
             .and_then(|_| self.lanes.iter().map(|lane| lane.due).min())
     }
 
-    /// Submits until the lane is at its depth or its pace. False: nothing is left to submit.
+    /// False: nothing is left to submit.
     fn fill(&mut self, lane: usize) -> bool {
         let lane = &mut self.lanes[lane];
         if lane.idle.is_empty() {
@@ -260,7 +255,7 @@ impl Worker {
         true
     }
 
-    /// Polls every queue once, and counts completions before `end`.
+    /// Counts completions before `end`.
     fn turn(&mut self, done: &mut Vec<Done>, end: Option<Instant>) -> Result<Instant, Error> {
         let alone = self.lanes.len() == 1;
         let mut limit = if alone { TURN } else { Duration::ZERO };
@@ -306,7 +301,6 @@ impl Worker {
     }
 }
 
-/// Takes `bytes` from `left`; false if none are left.
 fn take(left: &AtomicU64, bytes: u64) -> bool {
     let taken = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
         (left > 0).then(|| left.saturating_sub(bytes))

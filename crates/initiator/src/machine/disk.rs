@@ -6,18 +6,18 @@ use forebay_nvme::Status;
 
 use super::error::Error;
 
-/// Geometry and features of a disk.
+/// Size, limits and features of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Geometry {
-    /// Size when the driver last asked.
+    /// Size when last asked.
     pub size_bytes: u64,
     /// Bytes of a logical block.
     pub block_bytes: u32,
-    /// The largest transfer of a command; `None`: no limit.
+    /// Largest transfer; `None`: no limit.
     pub max_transfer_bytes: Option<u64>,
     /// Queues that the target offers.
     pub max_queues: u16,
-    /// Has a volatile write cache that can be flushed.
+    /// Has a volatile write cache.
     pub can_flush: bool,
     /// Supports [`Op::Discard`].
     pub can_discard: bool,
@@ -89,7 +89,7 @@ impl DiskStatus {
 /// A completed command.
 #[derive(Clone, Copy, Debug)]
 pub struct DiskCompletion {
-    /// Its slot, which is free again.
+    /// Its slot, now free.
     pub slot: u16,
     /// Its status.
     pub ended: DiskStatus,
@@ -101,22 +101,19 @@ pub trait Queue: Send {
     fn depth(&self) -> u16;
     /// Commands in flight.
     fn in_flight(&self) -> u16;
-    /// Data bytes of one slot.
+    /// Data bytes of a slot.
     fn slot_bytes(&self) -> usize;
     /// Copies into a slot's data.
     fn put(&self, slot: u16, data: &[u8]);
     /// Copies from a slot's data.
     fn get(&self, slot: u16, data: &mut [u8]);
     /// Prepares a command in a free slot; it leaves with the next [`Queue::kick`].
-    ///
-    /// # Errors
-    /// The slot is in use, or the command does not fit it.
     fn submit(&mut self, slot: u16, op: Op) -> Result<(), Error>;
-    /// Publishes submitted commands, and kicks the target if it asks for that.
+    /// Publishes commands, and kicks the target if it asks for that.
     fn kick(&mut self) -> Result<(), Error>;
     /// Takes completions without waiting; returns their number.
     fn poll(&mut self, done: &mut Vec<DiskCompletion>) -> Result<usize, Error>;
-    /// Sleeps until a completion is likely, or the limit. Only for queues with interrupts.
+    /// Sleeps until an interrupt or the limit. Only for queues with interrupts.
     fn wait(&mut self, limit: Duration) -> Result<(), Error>;
 }
 
@@ -128,8 +125,8 @@ pub trait Disk: Send {
     fn take_queues(&mut self) -> Vec<Box<dyn Queue>>;
     /// Whether the target keeps the connection open.
     fn is_open(&self) -> bool;
-    /// Reads the geometry again (growth).
+    /// Reads the geometry again.
     fn refresh(&mut self) -> Result<Geometry, Error>;
-    /// Shuts the device down. Its queues must be dropped first.
+    /// Shuts the device down. Drop its queues first.
     fn close(self: Box<Self>) -> Result<(), Error>;
 }

@@ -1,7 +1,4 @@
-//! Errors between a VM's driver and its device.
-//!
-//! After [`Error::is_gone`], connecting again may help. Commands that fail are
-//! [`super::DiskStatus`].
+//! Errors between a VM's driver and its device. Commands that fail are [`super::DiskStatus`].
 
 use std::io;
 use std::path::PathBuf;
@@ -26,7 +23,7 @@ pub enum Error {
     Socket {
         /// Socket.
         path: PathBuf,
-        /// The failed step.
+        /// Failed step.
         what: &'static str,
         /// Cause.
         source: io::Error,
@@ -40,9 +37,9 @@ pub enum Error {
     /// No answer came in time.
     #[error("waited {waited:?} for {what}: the target is stuck or gone")]
     TimedOut {
-        /// The missing answer.
+        /// Missing answer.
         what: String,
-        /// The time limit.
+        /// Time limit.
         waited: Duration,
     },
     /// The target broke the protocol.
@@ -51,7 +48,7 @@ pub enum Error {
     /// The target refused a request.
     #[error("{what}: refused with error {errno}")]
     Refused {
-        /// The request.
+        /// Request.
         what: String,
         /// Error number.
         errno: u32,
@@ -62,7 +59,7 @@ pub enum Error {
     /// The operating system refused something.
     #[error("cannot {what}: {source}")]
     System {
-        /// The failed step.
+        /// Failed step.
         what: &'static str,
         /// Cause.
         source: io::Error,
@@ -70,7 +67,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the connection is lost, so that connecting again may help.
+    /// Whether connecting again may help.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         matches!(

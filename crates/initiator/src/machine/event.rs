@@ -1,4 +1,4 @@
-//! Eventfds for a driver's kicks and interrupts, and a check for a closed socket.
+//! Eventfds for kicks and interrupts, and a check for closed sockets.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
@@ -31,7 +31,7 @@ impl EventFd {
         rustix::io::read(&self.0, &mut [0; 8]).is_ok()
     }
 
-    /// Waits for the event and clears it. False: the limit came first.
+    /// False: the limit came first.
     pub(crate) fn wait(&self, limit: Duration) -> Result<bool, Error> {
         let limit = Timespec {
             tv_sec: limit.as_secs() as i64,

@@ -1,9 +1,7 @@
 //! [`crate::load`] for VM disks, with identical reports.
 //!
-//! One thread drives each queue, or one pinned thread drives all. Completions are polled, or
-//! signalled by interrupts. A fixed rate lets targets be compared by their cost where the client is
-//! the limit. A pause shows the latency of a target that slept. Data is not verified (see
-//! [`super::verify`]).
+//! A thread drives each queue, or a pinned one drives all. A fixed rate compares the costs of
+//! targets that are faster than this client. A pause shows the latency of a sleeping target.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,7 +13,7 @@ use rustix::time::{ClockId, clock_gettime};
 use super::{DiskCompletion, DiskStatus, Error, Geometry, Op, Options, Queue, Target};
 use crate::load::{Access, LoadReport, OpReport, Outcome, Progress, Rng, mix};
 
-/// The longest wait for an interrupt before the end of the load is checked.
+/// The longest sleep before the end is checked.
 const TURN: Duration = Duration::from_millis(20);
 /// Time limit of a command.
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
@@ -25,7 +23,7 @@ const COMMAND_LIMIT: Duration = Duration::from_secs(60);
 pub struct MachineLoad {
     /// The disk.
     pub target: Target,
-    /// How it is driven; slots hold at least one command's data.
+    /// How it is driven; slots hold at least one command.
     pub options: Options,
     /// Share of reads, 0..=100; the rest are writes.
     pub read_percent: u8,
@@ -35,13 +33,13 @@ pub struct MachineLoad {
     pub access: Access,
     /// Duration.
     pub duration: Duration,
-    /// Where the load's part of the disk begins.
+    /// Start of the load's part of the disk.
     pub first_bytes: u64,
-    /// Bytes from there; `None`: the rest of the disk.
+    /// Bytes from there; `None`: the rest.
     pub span_bytes: Option<u64>,
-    /// Seed of all random numbers.
+    /// Seed of random numbers.
     pub seed: u64,
-    /// The CPU of one thread that drives all queues; `None`: a thread per queue.
+    /// CPU of one thread for all queues; `None`: a thread per queue.
     pub cpu: Option<usize>,
     /// Commands per second of each queue; `None`: no limit.
     pub rate: Option<u32>,
@@ -75,10 +73,11 @@ struct DriverShared {
     ops: AtomicU64,
 }
 
-/// Runs a load to its end. `progress` is called about ten times a second.
+/// Runs a load to its end. `progress` is called about ten times a second. Failed commands are
+/// counted.
 ///
 /// # Errors
-/// The disk is not usable as asked, or the target is gone. Failed commands are counted instead.
+/// The disk is not usable as asked, or the target is gone.
 pub fn run(spec: &MachineLoad, progress: &mut dyn FnMut(&Progress)) -> Result<LoadReport, Error> {
     let mut options = spec.options.clone();
     options.slot_bytes = options.slot_bytes.max(spec.block_bytes as usize);
@@ -188,7 +187,6 @@ struct Worker {
     spec: MachineLoad,
     shared: Arc<DriverShared>,
     outcome: Outcome,
-    /// Start of the load.
     start: Instant,
 }
 
@@ -296,7 +294,6 @@ impl Worker {
         Ok(())
     }
 
-    /// Submits until the lane is at its depth or its rate.
     fn fill(&mut self, lane: usize, now: Instant) -> Result<(), Error> {
         let spec = &self.spec;
         let lane = &mut self.lanes[lane];
@@ -343,7 +340,7 @@ impl Worker {
         lane.queue.kick()
     }
 
-    /// Polls every queue once; returns the number of completions.
+    /// Returns the number of completions.
     fn turn(&mut self, done: &mut Vec<DiskCompletion>, end: Instant) -> Result<usize, Error> {
         let mut all = 0;
         let alone = self.lanes.len() == 1;

@@ -1,9 +1,9 @@
-//! A VM's memory as its driver sees it: one memory file that the target maps too, and doorbell
-//! pages of the target.
+//! A VM's memory as its driver sees it: a memory file that the target maps too, and the target's
+//! doorbell pages.
 //!
-//! The target may write at any time, so no reference to memory is given out: words are atomics, and
-//! all else is copied. Offsets outside panic, because offsets never come from the target. The file
-//! is sealed against shrinking. [`Allotment`] assigns offsets.
+//! The target may write at any time, so words are atomics, all else is copied, and no reference is
+//! given out. Offsets outside panic, because they never come from the target. The file is sealed
+//! against shrinking.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::mm::{MapFlags, ProtFlags};
 
-/// Start of the VM's address space. It differs from 0 and from our own mapping, so that a target
-/// that confuses addresses fails.
+/// Start of the VM's address space: neither 0 nor our own mapping, so that a target that confuses
+/// addresses fails.
 pub(crate) const GUEST_BASE: u64 = 0x1_0000_0000;
 /// Alignment of data and queues.
 pub(crate) const PAGE_BYTES: usize = 4096;
@@ -28,10 +28,10 @@ pub(crate) struct MappedMemory {
     len: usize,
 }
 
-// SAFETY: the range stays mapped as long as this value, and is only reached through atomics and
-// copies. A method that returned a reference to anything but an atomic would break this.
+// SAFETY: stays mapped as long as this value, and is only reached through atomics and copies; no
+// method may return another reference.
 unsafe impl Send for MappedMemory {}
-// SAFETY: as for Send; concurrent copies to one place may mix, as on a disk.
+// SAFETY: as for Send; concurrent copies may mix, as on a disk.
 unsafe impl Sync for MappedMemory {}
 
 impl MappedMemory {
@@ -49,11 +49,10 @@ impl MappedMemory {
         Self::map(fd, 0, bytes)
     }
 
-    /// Maps a part of the target's file.
     pub(crate) fn map(fd: OwnedFd, offset: u64, len: usize) -> io::Result<Self> {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice overlaps nothing; MAP_FIXED
-        // would break this. Atomics and copies handle concurrent writes by the file's other users.
+        // SAFETY: a new mapping, not MAP_FIXED, overlaps nothing. Atomics and copies handle
+        // concurrent writes by others.
         let base = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -76,13 +75,13 @@ impl MappedMemory {
         self.len
     }
 
-    /// The VM's address of an offset.
+    /// The VM's address.
     pub(crate) fn guest(&self, place: usize) -> u64 {
         assert!(place <= self.len, "a place outside of the memory");
         GUEST_BASE + place as u64
     }
 
-    /// This process's address of an offset.
+    /// This process's address.
     pub(crate) fn user(&self, place: usize) -> u64 {
         assert!(place <= self.len, "a place outside of the memory");
         self.base.addr().get() as u64 + place as u64
@@ -131,8 +130,8 @@ impl MappedMemory {
     }
 
     pub(crate) fn read(&self, place: usize, to: &mut [u8]) {
-        // SAFETY: the whole source is mapped, and `to` is exclusively ours, so they don't overlap.
-        // A concurrent write by the target yields mixed bytes, which are still valid bytes.
+        // SAFETY: the source is mapped and `to` is exclusively ours, so they don't overlap. A
+        // concurrent write by the target yields mixed, still valid, bytes.
         unsafe {
             std::ptr::copy_nonoverlapping(self.at(place, to.len()), to.as_mut_ptr(), to.len());
         }
@@ -148,20 +147,19 @@ impl MappedMemory {
 
 impl Drop for MappedMemory {
     fn drop(&mut self) {
-        // SAFETY: exactly this mapping, whose users all borrow `self`. An address kept elsewhere
-        // would break this.
+        // SAFETY: exactly this mapping, whose users all borrow `self`; no address may be kept
+        // elsewhere.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
 
-/// Assigns offsets, one after the other.
 #[derive(Debug, Default)]
 pub(crate) struct Allotment {
     end: usize,
 }
 
 impl Allotment {
-    /// The next `bytes`; `align` is a power of two.
+    /// `align` is a power of two.
     pub(crate) fn take(&mut self, bytes: usize, align: usize) -> usize {
         let place = self.end.next_multiple_of(align);
         self.end = place + bytes;

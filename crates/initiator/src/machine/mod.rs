@@ -1,12 +1,10 @@
-//! Drivers of VM disks without a VM, in one process.
+//! Drivers of VM disks without a VM, in one process, sharing only `forebay_nvme`'s types with the
+//! target.
 //!
 //! [`vhost`] is a vhost-user frontend with a virtio-blk driver, [`pcie`] a vfio-user client with an
-//! NVMe PCIe driver. [`load`] measures through either; [`verify`] checks data. A [`Disk`] has a
-//! socket, a memory file shared with the target, and [`Queue`]s, each used by one thread. A slot
-//! holds one command and has a fixed place for its data. An unexpected completion is an error.
-//!
-//! Only `forebay_nvme`'s types are shared with the target. Commands are not split, and there is no
-//! page cache.
+//! NVMe PCIe driver. A [`Disk`] has a socket, a memory file shared with the target, and [`Queue`]s,
+//! each used by one thread. A slot holds one command and has a fixed place for its data. An
+//! unexpected completion is an error.
 
 mod disk;
 mod error;
@@ -23,10 +21,7 @@ pub use disk::{Disk, DiskCompletion, DiskStatus, Geometry, Op, Queue};
 pub use error::Error;
 pub use options::{Doorbells, Options, Ring, Target};
 
-/// Connects to a disk, with `options.queues` queues of `options.depth` slots.
-///
-/// # Errors
-/// It is not reachable, or not usable as asked.
+/// Connects to a disk, with `options.queues` queues.
 pub fn connect(target: &Target, options: &Options) -> Result<Box<dyn Disk>, Error> {
     options.check()?;
     Ok(match target {

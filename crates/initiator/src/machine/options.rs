@@ -26,15 +26,15 @@ pub enum Ring {
 /// How new commands are signalled to an NVMe controller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doorbells {
-    /// Shadow doorbells (Doorbell Buffer Config) if the controller supports them, else messages.
+    /// Shadow doorbells (Doorbell Buffer Config) if supported, else messages.
     Shadow,
     /// A message for every doorbell.
     Trapped,
-    /// The doorbell page that the target shares; an error if it shares none.
+    /// The page that the target shares; otherwise an error.
     Mapped,
 }
 
-/// How a driver uses its device.
+/// Options of a driver.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// I/O queues.
@@ -43,7 +43,7 @@ pub struct Options {
     pub depth: u16,
     /// Largest transfer of a command.
     pub slot_bytes: usize,
-    /// Completions raise interrupts; otherwise they are polled.
+    /// Completions raise interrupts.
     pub interrupts: bool,
     /// Memory in huge pages.
     pub huge_pages: bool,
@@ -53,15 +53,15 @@ pub struct Options {
     pub indirect: bool,
     /// Event index, if offered (vhost-user).
     pub event_idx: bool,
-    /// Data bytes per descriptor, to imitate a guest's scattered pages (vhost-user).
+    /// Data bytes per descriptor, as scattered as a guest's pages (vhost-user).
     pub piece_bytes: usize,
-    /// Data begins at an odd address, which guests never use (vhost-user).
+    /// Data at an odd address, unlike any guest's (vhost-user).
     pub odd: bool,
     /// How doorbells are rung (vfio-user).
     pub doorbells: Doorbells,
     /// Scatter/gather lists instead of PRPs (vfio-user).
     pub sgl: bool,
-    /// Interrupt Coalescing's threshold and time (Base 2.0, 5.27.1.6); 0 disables it (vfio-user).
+    /// Interrupt Coalescing (Base 2.0, 5.27.1.6); 0 disables it (vfio-user).
     pub gather: u16,
     /// Time limit for the target's answers.
     pub limit: Duration,

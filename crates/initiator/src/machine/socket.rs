@@ -1,6 +1,4 @@
 //! A Unix socket for whole messages with descriptors, blocking with a time limit.
-//!
-//! Descriptors travel with a message's first byte.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -16,7 +14,6 @@ use rustix::net::{
 
 use super::Error;
 
-/// Descriptors per message.
 const MAX_FDS: usize = 64;
 
 #[derive(Debug)]
@@ -45,7 +42,6 @@ impl Socket {
         }
     }
 
-    /// Wraps a connected socket.
     pub(crate) fn of(stream: UnixStream, path: &Path, limit: Duration) -> Result<Self, Error> {
         let timeouts = stream.set_read_timeout(Some(limit));
         timeouts.map_err(Error::system("set a socket's time limit"))?;
@@ -100,7 +96,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Fills `into`; received descriptors are added to `fds`.
+    /// Fills `into`; adds received descriptors to `fds`.
     pub(crate) fn receive(&self, mut into: &mut [u8], fds: &mut Vec<OwnedFd>) -> Result<(), Error> {
         while !into.is_empty() {
             let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];

@@ -1,9 +1,7 @@
-//! [`crate::verify`] through VM disks, with its pattern and model: one disk, all its queues, one
-//! thread.
+//! [`crate::verify`] through VM disks: one disk, all its queues, one thread.
 //!
-//! A VM's connection must survive the target's death, so a closed connection is an error. Commands
-//! with a retryable status are repeated. The longest time without a completion is measured and
-//! limited.
+//! A VM's connection must survive the target's death, so a closed connection is an error. The time
+//! without a completion is limited.
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -15,13 +13,10 @@ use crate::verify::model::Model;
 use crate::verify::pattern::{self, SECTOR_BYTES};
 use crate::verify::{Initial, Promise, VerifyReport, WriteReport};
 
-/// Random tries to find a block that isn't in flight.
+/// Tries to find a block that isn't in flight.
 const PICKS: u32 = 16;
-/// Interval of progress calls.
 const PROGRESS: Duration = Duration::from_millis(20);
-/// The longest sleep of a turn.
 const TURN: Duration = Duration::from_millis(5);
-/// The pause before a retry.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
 const RETRIES: u32 = 1000;
 
@@ -34,11 +29,11 @@ pub struct MachineVerify {
     pub options: Options,
     /// Bytes of each write and read.
     pub block_bytes: u32,
-    /// Bytes from the disk's beginning; `None`: all.
+    /// Bytes from the beginning; `None`: all.
     pub span_bytes: Option<u64>,
-    /// Seed of all random numbers, and part of every sector.
+    /// Seed of random numbers, and part of every sector.
     pub seed: u64,
-    /// Acknowledged writes between flushes; 0: only [`MachineVerifier::flush`] flushes.
+    /// Acknowledged writes between flushes; 0: none.
     pub flush_every_writes: u64,
     /// The initial content.
     pub initial: Initial,
@@ -47,7 +42,7 @@ pub struct MachineVerify {
 }
 
 impl MachineVerify {
-    /// 4-KiB writes over the whole zeroed disk, with a flush every 1000 writes.
+    /// 4-KiB writes over a whole zeroed disk, with a flush every 1000 writes.
     #[must_use]
     pub fn new(target: Target, options: Options) -> Self {
         Self {
@@ -97,9 +92,6 @@ pub struct MachineVerifier {
 
 impl MachineVerifier {
     /// Connects to the disk.
-    ///
-    /// # Errors
-    /// The disk is not reachable, or not usable as asked.
     pub fn connect(mut spec: MachineVerify) -> Result<Self, Error> {
         spec.options.slot_bytes = spec.block_bytes as usize;
         let mut disk = super::connect(&spec.target, &spec.options)?;
@@ -153,7 +145,7 @@ impl MachineVerifier {
     }
 
     /// Writes at random places until `progress` breaks, then waits for all acknowledgements.
-    /// `progress` gets the writes acknowledged in this call.
+    /// `progress` gets the number acknowledged.
     ///
     /// # Errors
     /// The connection is lost, or nothing ended within the patience.
@@ -187,9 +179,6 @@ impl MachineVerifier {
     }
 
     /// Flushes the disk.
-    ///
-    /// # Errors
-    /// The connection is lost, or the flush failed.
     pub fn flush(&mut self) -> Result<(), Error> {
         self.stats = WriteReport::default();
         self.last_end = Instant::now();
@@ -202,10 +191,8 @@ impl MachineVerifier {
         Ok(())
     }
 
-    /// Reads back and judges the whole span, or only written blocks with [`Initial::Any`].
-    ///
-    /// # Errors
-    /// The connection is lost. Wrong data is no error; see [`VerifyReport::is_clean`].
+    /// Reads back and judges the whole span, or only written blocks with [`Initial::Any`]. Wrong
+    /// data is no error: see [`VerifyReport::is_clean`].
     pub fn read_back(&mut self) -> Result<VerifyReport, Error> {
         self.report = VerifyReport::default();
         let begun = Instant::now();
@@ -243,7 +230,7 @@ impl MachineVerifier {
         self.disk.close()
     }
 
-    /// Writes at a random place. False: no slot or block was free.
+    /// False: no slot or block was free.
     fn write_one(&mut self, lane: usize) -> Result<bool, Error> {
         let blocks = u64::from(self.model.blocks());
         let block = (0..PICKS)
@@ -298,7 +285,7 @@ impl MachineVerifier {
         self.begin(0, slot, Doing::Flush)
     }
 
-    /// Submits repeated commands and takes completions. False: nothing is in flight or queued.
+    /// False: nothing is in flight or queued.
     fn turn(&mut self) -> Result<bool, Error> {
         let mut busy = false;
         let mut ended = 0;

@@ -1,6 +1,6 @@
-//! Judges data that was read, per sector, because a crash can tear a write between sectors.
+//! Judges data per sector, because a crash can tear a write between sectors.
 //!
-//! Each sector must be a version between the newest that must be there and the newest issued.
+//! Each sector must be between the newest version that must be there and the newest issued.
 
 use std::fmt;
 use std::time::Duration;
@@ -21,7 +21,7 @@ pub enum Verdict {
     Stale,
     /// Data that was written for another sector.
     Misplaced,
-    /// Data of another seed: of an earlier run or another tenant.
+    /// Data of another seed: another run or tenant.
     OtherSeed,
     /// A version that was never issued.
     NeverWritten,
@@ -34,7 +34,7 @@ pub enum Verdict {
 /// A wrong sector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mismatch {
-    /// Byte address in the namespace, a multiple of 512.
+    /// Byte address in the namespace.
     pub address_bytes: u64,
     /// The kind of mismatch.
     pub verdict: Verdict,
@@ -68,7 +68,7 @@ pub struct VerifyReport {
     pub wrong_sectors: u64,
     /// The first mismatches.
     pub mismatches: Vec<Mismatch>,
-    /// Reads that failed for good, as text.
+    /// Reads that failed for good.
     pub read_errors: Vec<String>,
     /// Lost connections that were made again.
     pub reconnects: u64,
@@ -106,7 +106,7 @@ impl fmt::Display for VerifyReport {
     }
 }
 
-/// Judges a block and records the seen version in the model.
+/// Records the seen version in the model.
 pub(crate) fn check_block(
     report: &mut VerifyReport,
     model: &mut Model,
@@ -152,7 +152,7 @@ pub(crate) fn check_block(
     }
 }
 
-/// The sector's version, if that version is allowed.
+/// The version, if it is allowed.
 fn judge(
     found: &Content,
     seed: u64,

@@ -1,14 +1,14 @@
 //! A session with one queue, which reconnects.
 //!
-//! Almost any connect error is retried until a time limit: a target that restarts may refuse,
-//! close, or not know its exports yet.
+//! Most connect errors are retried: a target that restarts may refuse, close, or not know its
+//! exports yet.
 
 use std::time::{Duration, Instant};
 
 use super::VerifySpec;
 use crate::{Error, IoQueue, Options, Session};
 
-/// The first and the longest pause between two attempts.
+/// First and longest pause between attempts.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(250));
 
 #[derive(Debug)]

@@ -1,13 +1,9 @@
 //! Data verification across deaths of the target: finds lost, stale, torn, misplaced and foreign
 //! sectors.
 //!
-//! A sector's [`pattern`] proves its origin. The model keeps, in 12 bytes per block, the versions
-//! issued, acknowledged and flushed. The [`Verifier`] drives one queue, reconnects within a time
-//! limit and repeats unacknowledged commands. A block has at most one write in flight, so its
-//! versions are ordered. After a crash, an unacknowledged write may or may not be there until it is
-//! repeated.
-//!
-//! FUA and deallocation are not tested, and nothing is kept beyond the process.
+//! A sector's [`pattern`] proves its origin. The model keeps each block's versions in 12 bytes. The
+//! [`Verifier`] drives one queue, reconnects and repeats unacknowledged commands. A block has at
+//! most one write in flight, so its versions are ordered. FUA and deallocation are not tested.
 
 pub(crate) mod check;
 mod link;
@@ -27,7 +23,7 @@ use crate::{Options, Wait};
 /// The namespace's content before the first write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Initial {
-    /// Zeros, also where nothing is written; the whole span is read back.
+    /// Zeros; the whole span is read back.
     Zeros,
     /// Anything; only written blocks are read back.
     Any,
@@ -44,15 +40,15 @@ pub struct VerifySpec {
     pub hostnqn: String,
     /// The namespace.
     pub nsid: u32,
-    /// Bytes of each write and read: a multiple of the namespace's block.
+    /// Bytes of each write and read, in whole blocks.
     pub block_bytes: u32,
-    /// Bytes from the namespace's beginning; `None`: all.
+    /// Bytes from the beginning; `None`: all.
     pub span_bytes: Option<u64>,
     /// Commands in flight.
     pub queue_depth: u16,
-    /// Seed of all random numbers, and part of every sector.
+    /// Seed of random numbers, and part of every sector.
     pub seed: u64,
-    /// Acknowledged writes between flushes; 0: only [`Verifier::flush`] flushes.
+    /// Acknowledged writes between flushes; 0: none.
     pub flush_every_writes: u64,
     /// The data that survives the target's death.
     pub promise: Promise,
@@ -64,12 +60,12 @@ pub struct VerifySpec {
     pub retries: u32,
     /// How to wait for completions.
     pub wait: Wait,
-    /// Digests, time limits, keep-alive. `io_queues` and `queue_entries` are set here.
+    /// Other options; the verifier sets `io_queues` and `queue_entries`.
     pub options: Options,
 }
 
 impl VerifySpec {
-    /// 4-KiB writes at depth 32 over the whole zeroed namespace, with a flush every 1000 writes.
+    /// 4-KiB writes at depth 32 over a whole zeroed namespace, with a flush every 1000 writes.
     #[must_use]
     pub fn new(addr: SocketAddr, subnqn: &str, hostnqn: &str) -> Self {
         Self {

@@ -1,14 +1,13 @@
 //! The versions that each block may hold.
 //!
-//! A block's writes are numbered 1, 2, …, with at most one in flight. Three numbers are kept:
-//! *issued* is the newest, *acknowledged* the newest that must be there now, *flushed* the newest
-//! that must survive anything. A flush covers the blocks acknowledged before its submission.
-//! [`Promise`] decides what a crash may lose.
+//! A block's writes are numbered, with at most one in flight. *Issued* is the newest,
+//! *acknowledged* the newest that must be there now, *flushed* the newest that must survive
+//! anything. A flush covers blocks acknowledged before its submission.
 
 /// The data that survives the target's death.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Promise {
-    /// Every acknowledged write: only processes die, and the target's cache is outside them.
+    /// Acknowledged writes: only processes die, not the target's cache.
     Acknowledged,
     /// Flushed data, as a volatile write cache allows (Base 5.27.1.4).
     Flushed,
@@ -21,10 +20,10 @@ pub(crate) struct Model {
     acknowledged: Vec<u32>,
     flushed: Vec<u32>,
     in_flight: Vec<u64>,
-    /// Blocks acknowledged since the last flush was submitted, each once.
+    /// Acknowledged since the last flush was submitted, each once.
     unflushed: Vec<u32>,
     is_unflushed: Vec<u64>,
-    /// Blocks and versions that the flush in flight covers.
+    /// Covered by the flush in flight: block, version.
     flushing: Vec<(u32, u32)>,
 }
 
@@ -63,14 +62,14 @@ impl Model {
         self.flushed[block as usize]
     }
 
-    /// Begins a write and returns its version. The block must not be in flight.
+    /// Returns the version. The block must not be in flight.
     pub(crate) fn issue(&mut self, block: u32) -> u32 {
         self.in_flight[block as usize / 64] |= 1 << (block % 64);
         self.issued[block as usize] += 1;
         self.issued[block as usize]
     }
 
-    /// Ends the block's newest write. A failed write may or may not be there.
+    /// A failed write may or may not be there.
     pub(crate) fn end(&mut self, block: u32, well: bool) {
         self.in_flight[block as usize / 64] &= !(1 << (block % 64));
         if well {
@@ -79,7 +78,7 @@ impl Model {
         }
     }
 
-    /// Begins a flush; at most one is in flight.
+    /// At most one is in flight.
     pub(crate) fn flush_begins(&mut self) {
         self.is_unflushed.fill(0);
         for block in self.unflushed.drain(..) {
@@ -107,7 +106,7 @@ impl Model {
         }
     }
 
-    /// The target may have died. Writes stay in flight, because they are repeated.
+    /// Writes stay in flight, because they are repeated.
     pub(crate) fn connection_lost(&mut self) {
         self.flush_ends(false);
         if self.promise == Promise::Flushed {
@@ -117,7 +116,7 @@ impl Model {
         }
     }
 
-    /// The block was read, and its oldest sector had this version: later reads must not be older.
+    /// Later reads must not be older.
     pub(crate) fn seen(&mut self, block: u32, version: u32) {
         let acknowledged = &mut self.acknowledged[block as usize];
         if version > *acknowledged {
@@ -126,7 +125,6 @@ impl Model {
         }
     }
 
-    /// Blocks that were ever written.
     pub(crate) fn touched(&self) -> u64 {
         self.issued.iter().filter(|&&version| version > 0).count() as u64
     }

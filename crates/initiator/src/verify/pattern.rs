@@ -1,8 +1,7 @@
 //! Sectors that prove their origin.
 //!
 //! Each 512 bytes hold a mark, the seed, the sector number, the version and a check word, then
-//! words derived from all of them. So a misplaced sector names its origin, and any changed bit
-//! shows. The model knows which version is right.
+//! words derived from these. A misplaced sector names its origin, and any changed bit shows.
 
 use std::fmt;
 
@@ -65,7 +64,7 @@ impl fmt::Display for Content {
     }
 }
 
-/// Fills `buf`, a multiple of [`SECTOR_BYTES`], with a version of the sectors from `sector`.
+/// Fills `buf`, in whole sectors, with a version of the sectors from `sector`.
 pub fn fill(buf: &mut [u8], seed: u64, sector: u64, version: u32) {
     for (at, chunk) in (sector..).zip(buf.chunks_exact_mut(SECTOR_BYTES)) {
         for (word, out) in words(seed, at, version).zip(chunk.chunks_exact_mut(8)) {

@@ -1,9 +1,7 @@
 //! The verifier: writes through one queue and reads back, across lost connections.
 //!
-//! A command's tag is its block number, because a block has at most one command in flight. After a
-//! lost connection, unanswered commands go to a backlog with their buffers and are repeated before
-//! new ones. Commands with a retryable status go there too. [`super::check`] judges data;
-//! [`super::model`] knows the versions.
+//! A command's tag is its block number, because a block has at most one command in flight.
+//! Unanswered commands and those with a retryable status are repeated before new ones.
 
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -21,9 +19,8 @@ use crate::{ControllerInfo, Done, Error, IoOp};
 
 const TAG_FLUSH: u64 = u64::MAX;
 const PROGRESS: Duration = Duration::from_millis(100);
-/// The pause before a retry.
 const RETRY_PAUSE: Duration = Duration::from_millis(20);
-/// Random tries to find a block that isn't in flight.
+/// Tries to find a block that isn't in flight.
 const PICKS: u32 = 16;
 
 /// The end of writing.
@@ -61,15 +58,15 @@ pub struct WriteReport {
     pub bytes: u64,
     /// Successful flushes.
     pub flushes: u64,
-    /// Lost connections that were made again.
+    /// Reconnects.
     pub reconnects: u64,
-    /// Commands repeated after a lost connection or a retryable status.
+    /// Commands that were repeated.
     pub redriven: u64,
-    /// The longest time without a completion while commands were in flight, including reconnects.
+    /// The longest time without a completion, reconnects included, while commands were in flight.
     pub longest_pause: Duration,
     /// Commands that failed for good.
     pub errors: u64,
-    /// The first such status, as text.
+    /// The first such status.
     pub first_error: Option<String>,
     /// Duration.
     pub elapsed: Duration,
@@ -91,9 +88,8 @@ pub struct Verifier {
     rng: Rng,
     blocks_per_io: u32,
     idle: Vec<Vec<u8>>,
-    /// Commands to submit (again): block, buffer, attempts.
+    /// Block, buffer, attempts.
     backlog: VecDeque<(u32, Vec<u8>, u32)>,
-    /// Attempts of the repeated commands in flight.
     attempts: Vec<(u32, u32)>,
     flush_in_flight: bool,
     since_flush: u64,
@@ -106,9 +102,6 @@ pub struct Verifier {
 
 impl Verifier {
     /// Connects and reads the namespace's geometry.
-    ///
-    /// # Errors
-    /// The target is not reachable within the reconnect limit, or not usable as asked.
     pub fn connect(spec: VerifySpec) -> Result<Self, Error> {
         let link = VerifyLink::reconnect(&spec)?;
         let addr = spec.addr;
@@ -169,7 +162,7 @@ impl Verifier {
     }
 
     /// Writes at random places until the goal is reached or `progress` breaks, then waits for all
-    /// acknowledgements. Reconnects as needed.
+    /// acknowledgements.
     ///
     /// # Errors
     /// Reconnecting took too long. Call again when the target is back.
@@ -226,9 +219,6 @@ impl Verifier {
     }
 
     /// Flushes, so that all acknowledged writes must survive.
-    ///
-    /// # Errors
-    /// Reconnecting took too long, or the flush failed for good.
     pub fn flush(&mut self) -> Result<(), Error> {
         self.begin(Phase::Write)?;
         for _ in 0..=self.spec.retries {
@@ -247,10 +237,8 @@ impl Verifier {
         })
     }
 
-    /// Reads back and judges the whole span, or only written blocks with [`Initial::Any`].
-    ///
-    /// # Errors
-    /// Reconnecting took too long. Wrong data is no error; see [`VerifyReport::is_clean`].
+    /// Reads back and judges the whole span, or only written blocks with [`Initial::Any`]. Wrong
+    /// data is no error: see [`VerifyReport::is_clean`].
     pub fn read_back(
         &mut self,
         progress: &mut dyn FnMut(&Progress),
@@ -286,9 +274,6 @@ impl Verifier {
     }
 
     /// Closes the session.
-    ///
-    /// # Errors
-    /// The controller did not confirm.
     pub fn close(mut self) -> Result<(), Error> {
         match self.link.take() {
             None => Ok(()),
@@ -299,7 +284,7 @@ impl Verifier {
         }
     }
 
-    /// Begins a phase. Writes that a failed phase left are completed first; its reads are dropped.
+    /// Writes that a failed phase left are completed first; its reads are dropped.
     fn begin(&mut self, phase: Phase) -> Result<(), Error> {
         self.last_end = Instant::now();
         if self.phase == Phase::Read {
@@ -338,7 +323,6 @@ impl Verifier {
         u64::from(block) * u64::from(self.spec.block_bytes) / SECTOR_BYTES as u64
     }
 
-    /// A random block that is not in flight; `None` if the tries found none.
     fn pick(&mut self) -> Option<u32> {
         (0..PICKS)
             .map(|_| self.rng.below(u64::from(self.model.blocks())) as u32)
@@ -361,7 +345,6 @@ impl Verifier {
         }
     }
 
-    /// Submits the backlog until the queue is full.
     fn drive(&mut self) {
         let Some(link) = &mut self.link else { return };
         while let Some((block, buf, attempts)) = self.backlog.pop_front() {
@@ -385,7 +368,7 @@ impl Verifier {
         }
     }
 
-    /// Submits the backlog and takes completions. False: nothing is in flight or queued.
+    /// False: nothing is in flight or queued.
     fn turn(&mut self) -> Result<bool, Error> {
         self.drive();
         let in_flight = self.link.as_ref().map_or(0, |link| link.queue.in_flight());
@@ -430,7 +413,7 @@ impl Verifier {
         Ok(true)
     }
 
-    /// Takes a completion. True: repeat the command.
+    /// True: repeat the command.
     fn end(&mut self, end: Done) -> bool {
         let well = end.status.is_success();
         if end.tag == TAG_FLUSH {

@@ -1,7 +1,5 @@
 //! A small NVMe/TCP target for the initiator's tests, written from the specification: one namespace
 //! in memory, and faults on request.
-//!
-//! Each connection has a thread, and executes one command at a time.
 
 #![allow(dead_code)]
 
@@ -29,7 +27,7 @@ pub(crate) const HOSTNQN: &str =
     "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-555555555555";
 pub(crate) const BLOCK: u32 = 512;
 
-/// Properties and faults of the target. Commands are counted from 1; 0 disables a fault.
+/// Commands are counted from 1; 0 disables a fault.
 #[derive(Clone, Debug)]
 pub(crate) struct Config {
     pub(crate) size_bytes: usize,
@@ -99,14 +97,14 @@ pub(crate) struct Counters {
 struct State {
     config: Config,
     addr: SocketAddr,
-    /// The disk now, and its content at the last flush.
+    /// Now, and at the last flush.
     disk: Mutex<Vec<u8>>,
     flushed: Mutex<Vec<u8>>,
     counters: Counters,
     refusing: AtomicBool,
     stop: AtomicBool,
     streams: Mutex<Vec<TcpStream>>,
-    /// An event is due: answer the pending event request.
+    /// An event is due.
     notify: AtomicBool,
     size_blocks: AtomicU64,
 }
@@ -166,7 +164,7 @@ impl Target {
         &self.state.counters
     }
 
-    /// Ends all connections and refuses new ones. With `lose_cache`, unflushed data is lost.
+    /// With `lose_cache`, unflushed data is lost.
     pub(crate) fn die(&self, lose_cache: bool) {
         self.state.refusing.store(true, SeqCst);
         for stream in self.state.streams.lock().unwrap().drain(..) {
@@ -379,7 +377,6 @@ impl<'a> Serve<'a> {
 
     fn answer_of(&mut self, r2t: &R2t, all: &mut Vec<u8>) -> io::Result<()> {
         let end = (r2t.offset_bytes + r2t.length_bytes) as usize;
-        // Keep commands that arrive in between.
         let mut later = Vec::new();
         while all.len() < end {
             let (frame, data) = self.pdu()?;

@@ -1,7 +1,7 @@
-//! vfio-user messages of the client, as in the "vfio-user Protocol Specification" (version 0.1, as
+//! vfio-user messages of the client, from the "vfio-user Protocol Specification" (version 0.1, as
 //! QEMU speaks it).
 //!
-//! One request at a time. A doorbell write asks for no reply, like QEMU's posted writes.
+//! A doorbell write asks for no reply, like QEMU's posted writes.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -47,7 +47,6 @@ const CAPABILITIES: &str =
 const EVENTFD_TRIGGER: u32 = 1 << 2 | 1 << 5;
 /// Flags of DMA_MAP: the device may read and write.
 const READ_WRITE: u32 = 3;
-/// Room for a region's info with its capabilities.
 const REGION_INFO_BYTES: u32 = 1024;
 const REGION_INFO_FIXED: usize = 32;
 const SPARSE_MMAP: u16 = 1;
@@ -69,7 +68,6 @@ pub(super) struct VfioClient {
 }
 
 impl VfioClient {
-    /// Connects and negotiates the version.
     pub(super) fn connect(path: &Path, limit: Duration) -> Result<Self, Error> {
         let mut this = Self {
             socket: Socket::connect(path, limit)?,
@@ -155,7 +153,7 @@ impl VfioClient {
         let answer = self.ask(command::DEVICE_GET_REGION_INFO, &payload, &[], &mut fds)?;
         let mut areas = Vec::new();
         let mut at = u32_at(&answer, 12)? as usize;
-        // Each capability holds the offset of the next; offsets only grow.
+        // Offsets of capabilities only grow.
         while at >= REGION_INFO_FIXED {
             if u16_at(&answer, at)? == SPARSE_MMAP {
                 for area in 0..u32_at(&answer, at + 8)? as usize {
@@ -180,7 +178,6 @@ impl VfioClient {
         u32_at(&answer, 12)
     }
 
-    /// Assigns eventfds to the interrupts of `index`, from the first.
     pub(super) fn set_irqs(&mut self, index: u32, events: &[BorrowedFd<'_>]) -> Result<(), Error> {
         let mut start = 0;
         for some in events.chunks(MAX_FDS) {
@@ -240,7 +237,7 @@ impl VfioClient {
         answer.map(drop)
     }
 
-    /// Writes 4 bytes without waiting for a reply.
+    /// Does not wait for a reply.
     pub(super) fn post(&mut self, region: u32, offset: u64, value: u32) -> Result<(), Error> {
         let mut payload = [0; 20];
         payload[..8].copy_from_slice(&offset.to_le_bytes());

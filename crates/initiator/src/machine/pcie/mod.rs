@@ -1,8 +1,7 @@
 //! A vfio-user client with an NVMe driver.
 //!
-//! Initialisation follows Base 3.5.1: reset, admin queues, enable, identify, Doorbell Buffer
-//! Config, I/O queues. All memory is one DMA mapping. MSI-X vector 0 is the admin queue's, vector
-//! *n* queue *n*'s; the admin queue is also polled. Only namespace 1 is used. There are no
+//! Initialisation follows Base 3.5.1. All memory is one DMA mapping. MSI-X vector *n* is queue
+//! *n*'s; the admin queue, with vector 0, is also polled. Only namespace 1 is used. There are no
 //! asynchronous events, and no reset with commands in flight.
 
 mod message;
@@ -37,8 +36,8 @@ const OACS_DOORBELL_BUFFER: u16 = 1 << 8;
 /// Bits of ONCS.
 const ONCS_DATASET: u16 = 1 << 2;
 const ONCS_WRITE_ZEROES: u16 = 1 << 3;
-/// PCI configuration space: command register with its memory and bus master bits, capability list,
-/// MSI-X capability and its enable bit.
+/// PCI configuration space: command register, its memory and bus master bits, capability list,
+/// MSI-X and its enable bit.
 const PCI_COMMAND: u64 = 0x04;
 const PCI_ENABLE: u16 = 0x0006;
 const PCI_CAPABILITIES: u64 = 0x34;
@@ -67,9 +66,6 @@ pub struct Pcie {
 
 impl Pcie {
     /// Connects, enables the controller, and creates all queues.
-    ///
-    /// # Errors
-    /// The server is not reachable, is no NVMe controller, or lacks a required feature.
     pub fn connect(path: &Path, options: &Options) -> Result<Self, Error> {
         let mut client = VfioClient::connect(path, options.limit)?;
         let (regions, irqs) = client.device_info()?;
@@ -163,9 +159,6 @@ impl Pcie {
     }
 
     /// Waits until the device requests its unplug. False: the limit came first.
-    ///
-    /// # Errors
-    /// The device lacks that interrupt.
     pub fn wait_removal(&self, limit: Duration) -> Result<bool, Error> {
         match &self.removal {
             Some(removal) => removal.wait(limit),
@@ -178,7 +171,7 @@ impl Pcie {
         std::mem::take(&mut self.queues)
     }
 
-    /// Resets the device (DEVICE_RESET), which disables its controller and deletes its queues.
+    /// Resets the device (DEVICE_RESET); its queues are gone.
     pub fn reset(&mut self) -> Result<(), Error> {
         self.queues.clear();
         self.wire.client().reset()
@@ -254,7 +247,7 @@ impl Pcie {
         Err(Error::Unusable("the device has no MSI-X".into()))
     }
 
-    /// Executes an admin command; its data, if any, are at `identify`.
+    /// Its data, if any, are at `identify`.
     fn command(&mut self, what: &str, mut sqe: Sqe) -> Result<u64, Error> {
         self.admin_cid = self.admin_cid.wrapping_add(1) & 0x7fff;
         sqe.cid = U16::new(self.admin_cid);
@@ -386,7 +379,7 @@ impl Pcie {
         Ok(())
     }
 
-    /// Gives the device an eventfd for each vector. The admin queue's completions always interrupt.
+    /// The admin queue's completions always interrupt.
     fn give_events(&mut self) -> Result<(), Error> {
         let mut events = Vec::new();
         for _ in 0..=self.options.queues {

@@ -1,9 +1,8 @@
 //! A queue pair of an NVMe controller: Base 4 (queues), 3.1.3.4 (doorbells), 5.8 (Doorbell Buffer
 //! Config).
 //!
-//! A command identifier is the slot's number and, in the upper bits, a use count, which detects
-//! repeated or late completions. Data pointers are PRPs or an SGL; each slot has a page for their
-//! list. The admin side creates the queues.
+//! A command identifier is the slot's number below a use count, which detects repeated or late
+//! completions. Each slot has a page for a PRP list or SGL.
 
 use std::sync::atomic::{Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -56,24 +55,21 @@ impl QueuePlan {
     }
 }
 
-/// How doorbells are rung.
 #[derive(Clone, Debug)]
 pub(super) enum Bell {
-    /// A message for each.
     Message,
-    /// In memory; the controller's event index says when it needs a message.
+    /// The controller's event index says when it needs a message.
     Shadow { doorbells: usize, events: usize },
-    /// In the page that the controller polls.
+    /// The controller polls this page.
     Mapped(Arc<MappedMemory>),
 }
 
-/// Shared by all queues of a controller.
 #[derive(Clone, Debug)]
 pub(super) struct Wire {
     pub(super) client: Arc<Mutex<VfioClient>>,
     pub(super) memory: Arc<MappedMemory>,
     pub(super) bell: Bell,
-    /// Distance of doorbells in bytes.
+    /// Bytes between doorbells.
     pub(super) stride: usize,
 }
 
@@ -82,7 +78,7 @@ impl Wire {
         self.client.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Rings a doorbell. `index` is twice the queue's number, plus one for completion queues.
+    /// `index` is twice the queue's number, plus one for completion queues.
     fn ring(&self, index: usize, old: u16, new: u16) -> Result<(), Error> {
         let at = index * self.stride;
         match &self.bell {
@@ -106,7 +102,7 @@ impl Wire {
     }
 }
 
-/// The rings of a pair without slots; enough for the admin queues.
+/// Rings without slots, as admin queues are.
 #[derive(Debug)]
 pub(super) struct Pair {
     wire: Wire,
@@ -150,7 +146,7 @@ impl Pair {
         self.wire.ring(2 * usize::from(self.qid), old, self.tail)
     }
 
-    /// The next completion; [`Pair::ring_completions`] frees its entry.
+    /// [`Pair::ring_completions`] frees the entry.
     pub(super) fn pop(&mut self) -> Option<Cqe> {
         let place = self.completion + usize::from(self.head) * CQE_BYTES;
         let last = self.wire.memory.load32(place + 12);

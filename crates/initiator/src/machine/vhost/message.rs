@@ -1,6 +1,4 @@
-//! vhost-user messages of the frontend, as in QEMU's "Vhost-user Protocol" document.
-//!
-//! One request at a time; with REPLY_ACK, every request is acknowledged.
+//! vhost-user messages of the frontend, from QEMU's "Vhost-user Protocol" document.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -31,7 +29,6 @@ pub(super) mod request {
     pub(crate) const SET_STATUS: u32 = 39;
 }
 
-/// Protocol feature bits.
 pub(super) mod protocol {
     pub(crate) const MQ: u64 = 1 << 0;
     pub(crate) const REPLY_ACK: u64 = 1 << 3;
@@ -91,7 +88,7 @@ impl VhostFrontend {
         Ok(payload)
     }
 
-    /// Sends a request without a reply of its own.
+    /// Without a reply, except for REPLY_ACK.
     pub(super) fn tell(
         &self,
         request: u32,
@@ -113,7 +110,6 @@ impl VhostFrontend {
         Ok(())
     }
 
-    /// Sends a request and receives its reply.
     pub(super) fn ask(
         &self,
         request: u32,
@@ -129,13 +125,13 @@ impl VhostFrontend {
         u64_at(&answer, 0)
     }
 
-    /// The payload of most ring requests: index and number.
+    /// Most ring requests have this payload.
     pub(super) fn tell_ring(&self, request: u32, index: u16, number: u32) -> Result<(), Error> {
         self.tell(request, &words(&[index.into(), number]), &[])
     }
 }
 
-/// Receives a message: its number, flags, payload.
+/// Its number, flags, payload.
 pub(super) fn receive(
     socket: &Socket,
     fds: &mut Vec<OwnedFd>,

@@ -1,9 +1,8 @@
-//! A vhost-user frontend with a virtio-blk driver.
+//! A vhost-user frontend with a virtio-blk driver and one memory region.
 //!
-//! There is one memory region. A queue's events survive [`Vhost::reconnect`]. With the in-flight
-//! region, a restarted backend continues with its commands; without it, they are submitted again.
-//! Event index and indirect descriptors are optional; a missing packed ring or too few queues is an
-//! error. There is no migration, dirty-page log or memory hotplug.
+//! A queue's events survive [`Vhost::reconnect`]. With the in-flight region, a restarted backend
+//! continues its commands; otherwise they are submitted again. Event index and indirect descriptors
+//! are optional; packed ring and number of queues are not.
 
 mod message;
 mod queue;
@@ -22,7 +21,7 @@ use super::{Disk, Error, Geometry, Options, Queue, Ring};
 use message::{VhostFrontend, longs, protocol, request, u16_at, u32_at, u64_at, words};
 pub use queue::VhostQueue;
 
-/// Device feature bits (virtio 5.2.3 and 6).
+/// Virtio 5.2.3 and 6.
 mod feature {
     pub(super) const RO: u64 = 1 << 5;
     pub(super) const SEG_MAX: u64 = 1 << 2;
@@ -60,11 +59,10 @@ const WELCOME_PROTOCOL: u64 = protocol::MQ
 const CONFIG_BYTES: usize = 60;
 /// ACKNOWLEDGE, DRIVER, FEATURES_OK, DRIVER_OK.
 const STATUS_RUNNING: u64 = 0x0f;
-/// Flags of a message.
 const REPLY_FLAG: u32 = 1 << 2;
 const NEED_REPLY_FLAG: u32 = 1 << 3;
 
-/// The region in which a backend records its commands in flight.
+/// A backend records its commands in flight here.
 #[derive(Debug)]
 struct Inflight {
     fd: OwnedFd,
@@ -90,9 +88,6 @@ pub struct Vhost {
 
 impl Vhost {
     /// Connects, negotiates, and starts all queues.
-    ///
-    /// # Errors
-    /// The backend is not reachable, or lacks a required feature.
     pub fn connect(path: &Path, options: &Options) -> Result<Self, Error> {
         let frontend = VhostFrontend::connect(path, options.limit)?;
         let offered = frontend.ask_u64(request::GET_FEATURES)?;
@@ -149,10 +144,7 @@ impl Vhost {
     }
 
     /// Connects again after the backend has died; commands in flight continue. `queues` are all
-    /// queues, polled until they were empty.
-    ///
-    /// # Errors
-    /// As [`Vhost::connect`]; it can be tried again.
+    /// queues, already polled. It can be tried again.
     pub fn reconnect(&mut self, queues: &mut [VhostQueue]) -> Result<(), Error> {
         self.frontend = VhostFrontend::connect(&self.path, self.options.limit)?;
         self.negotiate()?;
@@ -168,7 +160,7 @@ impl Vhost {
         Ok(())
     }
 
-    /// Whether the backend records commands in a region that survives its death.
+    /// Whether the backend's record of commands survives its death.
     #[must_use]
     pub fn has_inflight_region(&self) -> bool {
         self.inflight.is_some()
@@ -254,7 +246,6 @@ impl Vhost {
         Ok(())
     }
 
-    /// Sets up memory, in-flight region and rings, and enables them.
     fn start(&mut self, queues: &[VhostQueue]) -> Result<(), Error> {
         let frontend = &self.frontend;
         let entries = queues.first().map_or(0, |queue| queue.ring().entries());
@@ -313,9 +304,6 @@ impl Vhost {
     }
 
     /// Waits for the backend's configuration change message. False: the limit came first.
-    ///
-    /// # Errors
-    /// The backend has no channel for that, or is gone.
     pub fn wait_config_change(&mut self, limit: Duration) -> Result<bool, Error> {
         let Some(socket) = &self.backend else {
             return Err(Error::Unusable("the backend tells no changes".into()));

@@ -103,7 +103,6 @@ impl VhostQueue {
         &self.plan.ring
     }
 
-    /// Resets the ring and submits all commands in flight again.
     pub(super) fn submit_again(&mut self) {
         self.plan.ring.reset(&self.memory);
         self.plan.ring.disarm(&self.memory);

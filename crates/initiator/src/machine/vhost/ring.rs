@@ -1,8 +1,7 @@
 //! The driver's side of split and packed virtqueues (virtio 1.2, sections 2.7 and 2.8).
 //!
-//! A slot identifies its chain: it owns a part of a split ring's table, and its number is the
-//! packed buffer id. So there is no free list, and used chains are checked against the slots in
-//! flight. The ring has room for all slots.
+//! A slot owns a part of a split ring's table, and its number is the packed buffer id. So there is
+//! no free list, and used chains are checked against the slots in flight.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -13,14 +12,13 @@ const DESCRIPTOR_BYTES: usize = 16;
 const NEXT: u16 = 1;
 const DEVICE_WRITES: u16 = 2;
 const INDIRECT: u16 = 4;
-/// Flags of a packed descriptor.
+/// Of a packed descriptor.
 const AVAIL: u16 = 1 << 7;
 const USED: u16 = 1 << 15;
-/// Event suppression of a packed ring: events off, events at an index.
+/// Of a packed ring's event suppression.
 const EVENTS_OFF: u16 = 1;
 const EVENTS_AT: u16 = 2;
 
-/// A descriptor of a chain.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ChainPiece {
     pub(super) guest: u64,
@@ -77,7 +75,7 @@ impl AnyRing {
         }
     }
 
-    /// Offsets of the descriptor, driver and device areas.
+    /// Offsets of descriptor, driver and device areas.
     pub(super) fn places(&self) -> [usize; 3] {
         match self {
             Self::Split(ring) => [ring.table, ring.avail, ring.used],
@@ -85,8 +83,7 @@ impl AnyRing {
         }
     }
 
-    /// The value for SET_VRING_BASE: where a device continues that completed everything it marked
-    /// as used.
+    /// For SET_VRING_BASE: the position of a device that completed everything it marked as used.
     pub(super) fn base(&self, memory: &MappedMemory) -> u32 {
         match self {
             Self::Split(ring) => memory.load16(ring.used + 2).into(),
@@ -97,7 +94,6 @@ impl AnyRing {
         }
     }
 
-    /// Empties the ring.
     pub(super) fn reset(&mut self, memory: &MappedMemory) {
         match self {
             Self::Split(ring) => ring.reset(memory),
@@ -105,7 +101,7 @@ impl AnyRing {
         }
     }
 
-    /// Adds a chain; `table` is the slot's place for an indirect table.
+    /// `table` is the slot's place for an indirect table.
     pub(super) fn add(
         &mut self,
         memory: &MappedMemory,
@@ -119,7 +115,7 @@ impl AnyRing {
         }
     }
 
-    /// Publishes the added chains. True: the device wants a kick.
+    /// True: the device wants a kick.
     pub(super) fn publish(&mut self, memory: &MappedMemory) -> bool {
         match self {
             Self::Split(ring) => ring.publish(memory),
@@ -135,7 +131,7 @@ impl AnyRing {
         }
     }
 
-    /// Requests an interrupt at the next used chain. False: one is used already.
+    /// False: a chain is used already.
     pub(super) fn arm(&mut self, memory: &MappedMemory) -> bool {
         match self {
             Self::Split(ring) => ring.arm(memory),
@@ -143,7 +139,6 @@ impl AnyRing {
         }
     }
 
-    /// Disables interrupts.
     pub(super) fn disarm(&mut self, memory: &MappedMemory) {
         match self {
             Self::Split(ring) => ring.disarm(memory),
@@ -152,7 +147,7 @@ impl AnyRing {
     }
 }
 
-/// Virtio 2.7.10: whether the step from `old` to `new` passes `event`.
+/// Virtio 2.7.10.
 fn passes(event: u16, new: u16, old: u16) -> bool {
     new.wrapping_sub(event).wrapping_sub(1) < new.wrapping_sub(old)
 }
@@ -166,7 +161,6 @@ fn put(memory: &MappedMemory, place: usize, part: ChainPiece, last: [u16; 2]) {
     memory.write(place, &descriptor);
 }
 
-/// The descriptor that points to an indirect table.
 fn table_part(memory: &MappedMemory, table: usize, parts: &[ChainPiece]) -> ChainPiece {
     ChainPiece {
         guest: memory.guest(table),
@@ -296,7 +290,7 @@ pub(super) struct Packed {
     table: usize,
     driver: usize,
     device: usize,
-    /// The next descriptor to make available, and descriptors added since the last publication.
+    /// The next descriptor to make available, and those added since the last publication.
     next: u16,
     wrap: bool,
     added: u16,
@@ -456,7 +450,7 @@ mod tests {
         assert!(passes(u16::MAX, 0, u16::MAX));
     }
 
-    /// The device returns everything at once in ring order; chains have two descriptors.
+    /// The device returns everything at once, in ring order.
     #[test]
     fn a_packed_ring_wraps() {
         let mut layout = Allotment::default();
