@@ -1,9 +1,8 @@
 //! Measures for `cargo xtask bench takeover` what hosts see of an engine's death.
 //!
-//! 64 exports run at 200 commands of 4 KiB per second, with every byte judged. For each export it
-//! prints the longest gap between completions around each death, and in a second without a death.
-//! Wrong data, a bad, duplicate or missing completion, or a lost connection is an error. The caller
-//! must ensure a quiet node.
+//! 64 exports run at 200 commands of 4 KiB per second. For each it prints the longest gap between
+//! completions around each death, and in a second without one. Wrong data, bad, duplicate or
+//! missing completions, and lost connections are errors. The caller ensures a quiet node.
 
 use std::time::{Duration, Instant};
 

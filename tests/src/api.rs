@@ -1,5 +1,4 @@
-//! A client of the daemon's API with a persistent connection: HTTP/1.1 by hand, to send thousands
-//! of requests quickly.
+//! A fast client of the daemon's API: HTTP/1.1 by hand over one connection.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -27,7 +26,7 @@ impl Api {
         Ok(Self { stream })
     }
 
-    /// Sends a request, also with a body that is not JSON. Returns the status and the JSON answer.
+    /// Sends a request, also with an invalid body. Returns status and JSON.
     pub fn call(&mut self, method: &str, path: &str, body: &str) -> Result<(u16, Value)> {
         let request = format!(
             "{method} {path} HTTP/1.1\r\nhost: forebay\r\ncontent-length: {}\r\n\r\n{body}",

@@ -1,9 +1,8 @@
-//! The commands that README and book show, for the tests that run them (`docs_commands_run`,
-//! `linux_guest_docs`, `package`).
+//! The commands that README and book show, for the tests that run them.
 //!
-//! A page is a list of parts, one for each block. A block's tag says where it is typed: `sh`,
-//! `sh,guest`, `sh,package` or `sh,source`. Commands that a page needs but does not show are in
-//! comments: `<!-- sh: COMMAND -->` or `<!-- sh,guest: COMMAND -->`.
+//! A block's tag says where it is typed: `sh`, `sh,guest`, `sh,package` or `sh,source`. Commands
+//! that a page needs but does not show are in comments: `<!-- sh: COMMAND -->` or
+//! `<!-- sh,guest: COMMAND -->`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use crate::daemon::program;
 use crate::sandbox::Sandbox;
 
-/// Available to every page: the program, the packaged configuration, and a running daemon.
+/// Program, configuration and daemon for every page.
 const PRELUDE: &str = r#"
 install -d /etc/forebay
 cp /root/.packaged.toml /etc/forebay/forebay.toml
@@ -73,7 +72,7 @@ pub fn repository() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// README and the book's pages, in the book's order. A block without a tag is an error.
+/// README and the book's pages, in order. A block without a tag is an error.
 pub fn pages() -> Result<Vec<Page>> {
     let book = repository().join("docs/src");
     let summary = fs::read_to_string(book.join("SUMMARY.md"))?;
@@ -143,7 +142,7 @@ pub fn parts(text: &str) -> Result<Vec<Part>> {
     Ok(parts)
 }
 
-/// The storage node: a sandbox with the program where the pages expect it.
+/// The storage node: a sandbox with the program where pages expect it.
 pub fn machine() -> Result<Sandbox> {
     if let Some(missing) = Sandbox::unavailable() {
         bail!("the sandbox needs {missing}");

@@ -1,9 +1,8 @@
 //! A running `forebay` with its own folder and a free loopback port.
 //!
 //! `FOREBAY_BIN` names the program; the default is the debug build. The folder is on a real
-//! filesystem, because pools need direct I/O and hole punching. Dropping a [`Daemon`] kills daemon
-//! and engines by pid; an engine is found by the folder on its command line. A failed test shows
-//! their logs.
+//! filesystem, because pools need direct I/O and hole punching. Dropping a [`Daemon`] kills all its
+//! processes, which have the folder on their command lines. A failed test shows their logs.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -26,12 +25,11 @@ const START_LIMIT: Duration = Duration::from_secs(60);
 const STOP_LIMIT: Duration = Duration::from_secs(60);
 const CLI_LIMIT: Duration = Duration::from_secs(120);
 const STATUS_LIMIT: Duration = Duration::from_secs(60);
-/// Bytes of a log that an error shows.
 const LOG_TAIL_BYTES: usize = 4000;
 
 const CONFIG: &str = "forebay.toml";
 const SOCKET: &str = "api.sock";
-/// Logs, with the configuration's defaults.
+/// Logs' default paths.
 const LOGS: [&str; 3] = [
     "daemon.log",
     "var/state/log/forebay.log",
@@ -81,8 +79,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts a daemon and waits until it is ready. It has a pool only if the configuration creates
-    /// one.
+    /// Starts a daemon and waits until it is ready. Only its configuration can give it a pool.
     pub fn start(options: &DaemonOptions) -> Result<Self> {
         let parent = match &options.folder_parent {
             Some(parent) => parent.clone(),
@@ -145,7 +142,7 @@ impl Daemon {
         self.wait_engine_after(0, START_LIMIT)
     }
 
-    /// Its folder, which may also hold the test's files.
+    /// Its folder, also for the test's files.
     #[must_use]
     pub fn folder(&self) -> &Path {
         self.folder.path()
@@ -203,12 +200,12 @@ impl Daemon {
         get(&self.socket(), "/v1/status")
     }
 
-    /// The processes that run now; without an engine, an error.
+    /// The running processes; without an engine, an error.
     pub fn processes(&self) -> Result<Processes> {
         processes(&self.status()?).context("no engine runs")
     }
 
-    /// The running engine's number among those that this daemon started.
+    /// The engine's number among those that this daemon started.
     pub fn engine_number(&self) -> Result<usize> {
         let engine = self.processes()?.engine;
         let environment = std::fs::read(format!("/proc/{engine}/environ"))?;
@@ -220,7 +217,7 @@ impl Daemon {
         number.context("an engine without a role")
     }
 
-    /// Waits until an engine runs whose generation is above `generation`.
+    /// Waits for an engine with a generation above `generation`.
     pub fn wait_engine_after(&self, generation: u64, limit: Duration) -> Result<Processes> {
         wait::until("a new engine", limit, || {
             let now = processes(&self.status()?);
@@ -240,7 +237,7 @@ impl Daemon {
     }
 
     /// `kill -9` of a daemon that can't end yet, and a new one beside it. The caller waits for the
-    /// first one's end.
+    /// old one's end.
     pub fn replace_hanging_daemon(&mut self) -> Result<Child> {
         if let Some(status) = self.child.try_wait()? {
             bail!("the daemon has ended already: {status}");
@@ -291,8 +288,8 @@ impl Daemon {
         })
     }
 
-    /// A power cut: kills all processes, removes files in memory, and lets the devices (`volatile:`
-    /// ones, by path) lose data as `seed` decides.
+    /// A power cut: kills all processes, removes files in memory, and lets `volatile:` devices lose
+    /// data as `seed` decides.
     pub fn power_cut(&mut self, devices: &[PathBuf], seed: u64) -> Result<Vec<Cut>> {
         self.kill_all()?;
         let run = self.folder.path().join("var/run");
@@ -309,7 +306,7 @@ impl Daemon {
 
     /// Fails if `pool check` finds anything.
     pub fn pool_check(&self) -> Result<()> {
-        // The answer lists its findings, whatever the exit code.
+        // Findings are the answer, whatever the exit code.
         let output = self.cli_command(&["pool", "check"]).output()?;
         let found = String::from_utf8_lossy(&output.stdout);
         let is_clean = serde_json::from_str::<Value>(&found).is_ok_and(|f| f["clean"] == true);
@@ -322,7 +319,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// SIGTERM to a daemon that leaves its engine running; waits for its end.
+    /// Ends a daemon by SIGTERM that leaves its engine running.
     pub fn leave_engine(&mut self) -> Result<()> {
         kill(self.child.id(), Signal::TERM)?;
         let status = process::wait(&mut self.child, STOP_LIMIT)
@@ -334,7 +331,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Stops daemon and engine with SIGTERM. An engine left behind is an error.
+    /// Ends daemon and engine by SIGTERM. An engine left behind is an error.
     pub fn stop(&mut self) -> Result<()> {
         kill(self.child.id(), Signal::TERM)?;
         let status: ExitStatus = process::wait(&mut self.child, STOP_LIMIT)
@@ -350,7 +347,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// `forebay shutdown` of daemon and engine; waits for the daemon's end.
+    /// Ends daemon and engine by `forebay shutdown`.
     pub fn shut_down(&mut self) -> Result<()> {
         self.cli(&["shutdown"])?;
         let status = process::wait(&mut self.child, STOP_LIMIT)?;
@@ -403,7 +400,6 @@ impl Daemon {
         ready.map_err(|error| self.with_logs(error))
     }
 
-    /// Other processes with our folder on their command line.
     fn left_behind(&self) -> Vec<u32> {
         let folder = self.folder.path().as_os_str().as_encoded_bytes();
         let Ok(entries) = std::fs::read_dir("/proc") else {

@@ -1,8 +1,7 @@
 //! A strict reader of Prometheus' text format, version 0.0.4.
 //!
-//! Some conventions are rules here. Each family has help and type before its samples, which stand
-//! together. No sample appears twice. A histogram's counts rise with its bounds, and the last bound
-//! is infinite. Timestamps, exemplars and summaries are not supported, because we write none.
+//! Some conventions are rules here: families are contiguous, with help and type first; samples are
+//! unique; histograms rise up to an infinite bound. We write no timestamps, exemplars or summaries.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{Read, Write};
@@ -18,12 +17,12 @@ const LIMIT: Duration = Duration::from_secs(60);
 pub struct Metrics {
     /// The type of each family.
     pub kinds: BTreeMap<String, String>,
-    /// Each sample, by its name and labels as written.
+    /// Samples by name and labels, as written.
     pub samples: BTreeMap<String, f64>,
 }
 
 impl Metrics {
-    /// The value of a sample, e.g. `forebay_engine_up` or `x_total{op="read"}`.
+    /// A sample's value, e.g. `forebay_engine_up` or `x_total{op="read"}`.
     pub fn get(&self, sample: &str) -> Result<f64> {
         let value = self.samples.get(sample);
         value
@@ -31,7 +30,7 @@ impl Metrics {
             .with_context(|| format!("no sample {sample}"))
     }
 
-    /// Samples that must not fall: counters, and the parts of histograms.
+    /// Counters and parts of histograms, which must not fall.
     pub fn rising(&self) -> impl Iterator<Item = (&str, f64)> {
         self.samples.iter().filter_map(|(sample, value)| {
             let name = sample.split('{').next().unwrap_or_default();

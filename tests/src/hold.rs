@@ -1,11 +1,8 @@
-//! A file whose reads and writes a test delays, even beyond the death of the process that issued
-//! them.
+//! A file whose reads and writes a test delays, even beyond the death of their process. The
+//! engine's locks stay meanwhile, as in the kernel's late I/O.
 //!
-//! This imitates late I/O of the kernel. A killed engine's requests reach the file and memory when
-//! the test says so, and until then the engine's locks stay. It is a FUSE server in the test
-//! process that speaks the protocol of `linux/fuse.h`, version 7.31. Other requests are served at
-//! once from a sparse backing file. It needs root, and the test itself must not touch the mounted
-//! file.
+//! It is a FUSE server in the test process, with the protocol of `linux/fuse.h`, version 7.31, over
+//! a sparse backing file. It needs root. The test itself must not touch the mounted file.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -121,18 +118,18 @@ impl Hold {
         self.mounted.join("disk")
     }
 
-    /// The backing file, which may be read at any time.
+    /// The backing file, readable at any time.
     #[must_use]
     pub fn backing(&self) -> &Path {
         &self.backing
     }
 
-    /// Delays reads that overlap this range from now on.
+    /// Delays reads that overlap this range.
     pub fn hold_reads(&self, range: Range<u64>) {
         self.server.state().reads = Some(range);
     }
 
-    /// Delays writes that overlap this range from now on.
+    /// Delays writes that overlap this range.
     pub fn hold_writes(&self, range: Range<u64>) {
         self.server.state().writes = Some(range);
     }
@@ -152,7 +149,7 @@ impl Hold {
         })
     }
 
-    /// Executes delayed reads, oldest first, and delays no more reads.
+    /// Executes delayed reads, oldest first, and delays no more.
     pub fn release_reads(&self) {
         let mut state = self.server.state();
         state.reads = None;
@@ -164,7 +161,7 @@ impl Hold {
         }
     }
 
-    /// Executes all delayed requests, oldest first, and delays none from now on.
+    /// Executes all delayed requests, oldest first, and delays no more.
     pub fn release(&self) {
         let mut state = self.server.state();
         (state.reads, state.writes) = (None, None);
@@ -392,7 +389,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_ne_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
-/// The only offset of this block in a sparse file, at multiples of its length.
+/// The only offset of this block in a sparse file.
 pub fn find_block(file: &Path, block: &[u8]) -> Result<u64> {
     let file = File::open(file)?;
     let size = file.metadata()?.len();

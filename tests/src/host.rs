@@ -1,9 +1,8 @@
 //! A host that issues every kind of command at random and remembers the results in a [`Shadow`].
 //!
-//! The load exercises the whole owner protocol: first writes, overwrites, FUA, flushes, zeroing,
-//! deallocation, and reads that are judged at once. It uses one queue, a seeded sequence, and
-//! optionally a rate. A lost connection ends the load; its commands are not retried. After the
-//! target is back, [`Host::verify`] must read everything before the next load.
+//! It uses one queue and a seeded sequence, and judges reads at once. A lost connection ends the
+//! load; its commands are not retried. Then [`Host::verify`] must read everything before the next
+//! load.
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -134,7 +133,7 @@ pub struct Host {
 }
 
 impl Host {
-    /// The host of a new volume `tenant/name`. `number` is unique to the volume for ever.
+    /// The host of a new volume `tenant/name` with a unique `number`.
     #[must_use]
     pub fn new(
         address: SocketAddr,
@@ -185,12 +184,12 @@ impl Host {
         connected.with_context(|| format!("{}: {last:?}", self.nqn))
     }
 
-    /// Loads the volume until `go_on` returns false or the connection is lost, then waits for
-    /// completions. `go_on` gets the number of completed commands.
+    /// Loads the volume until `go_on`, called with the number of completions, returns false or the
+    /// connection is lost.
     pub fn load(&mut self, mut go_on: impl FnMut(u64) -> bool) -> Result<Load> {
         let (session, mut queue) = match self.connect() {
             Ok(both) => both,
-            // The connection was lost before it was ready.
+            // The connection was lost during connect.
             Err(error)
                 if error
                     .downcast_ref::<Error>()
@@ -257,7 +256,6 @@ impl Host {
         Ok(load)
     }
 
-    /// Submits until the queue is full, or the next command is not due.
     fn submit(
         &mut self,
         queue: &mut IoQueue,
@@ -284,14 +282,14 @@ impl Host {
         Ok(())
     }
 
-    /// Reads and judges the whole volume. The content found is the only valid one from now on.
+    /// Reads and judges the whole volume, whose content is settled from now on.
     pub fn verify(&mut self, promise: Promise) -> Result<()> {
         let nqn = self.nqn.clone();
         self.read_all(Some(promise))
             .with_context(|| format!("reading back {nqn}"))
     }
 
-    /// Reads and judges the whole volume without a preceding death or power cut.
+    /// Reads and judges the whole volume, without a preceding death or power cut.
     pub fn check(&mut self) -> Result<()> {
         let nqn = self.nqn.clone();
         self.read_all(None)
@@ -299,9 +297,6 @@ impl Host {
     }
 
     /// Flushes once.
-    ///
-    /// # Errors
-    /// If it fails.
     pub fn flush(&mut self) -> Result<()> {
         let (_session, mut queue) = self.connect_soon()?;
         let cover = self.shadow.flush_begins();
@@ -392,7 +387,7 @@ impl Host {
         vec![0; blocks as usize * self.block_bytes as usize]
     }
 
-    /// A range without commands in flight; `None` if the tries found none.
+    /// A range without commands in flight.
     fn pick(&mut self, longest_bytes: u64) -> Option<(u64, u32)> {
         let all = self.shadow.blocks();
         for _ in 0..8 {

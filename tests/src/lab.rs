@@ -1,7 +1,7 @@
 //! A pool with exported volumes and hosts, for tests in which processes die.
 //!
-//! [`Lab::during_load`] runs a scenario while hosts work. A lost connection, or a status that asks
-//! for a retry, means that a host noticed a death; [`Noticed`] says whether it may.
+//! A lost connection, or a status that asks for a retry, means that a host noticed a death;
+//! [`Noticed`] says whether it may.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -33,8 +33,7 @@ pub struct LabOptions {
     pub environment: Vec<(String, String)>,
     /// More arguments for `forebay serve`.
     pub arguments: Vec<String>,
-    /// The pool's devices, as on the command line, where `FOLDER` is the daemon's folder. The
-    /// default is a file.
+    /// The pool's devices, where `FOLDER` is the daemon's folder; by default a file.
     pub devices: Vec<String>,
     /// Name and size of each volume of tenant `t`.
     pub volumes: Vec<(String, u64)>,
@@ -62,7 +61,7 @@ pub struct Lab {
     pub address: SocketAddr,
     /// One host for each volume.
     pub hosts: Vec<Host>,
-    /// Indices of hosts that may lose their connections in any case.
+    /// Indices of hosts that may always lose connections.
     pub hurt: Vec<usize>,
 }
 
@@ -209,7 +208,7 @@ impl Lab {
                 .collect();
             (ran, loads)
         });
-        // A host's error explains more than a failed wait of the scenario.
+        // A host's error explains more than the scenario's.
         let loads = loads.into_iter().collect::<Result<Vec<Load>>>();
         let loads = match (loads, ran) {
             (Err(host), Err(ran)) => Err(host.context(format!("and: {ran:#}"))),

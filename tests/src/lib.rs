@@ -1,10 +1,8 @@
 //! Tools of the whole-system tests in `tests/tests/`. Nothing is simulated.
 //!
-//! [`daemon`] runs `forebay`, [`lab`] with a pool and hosts. [`host`] loads a volume, and
-//! [`shadow`] knows its content. [`guest`] boots Linux; [`machine`] drives VM disks. [`sandbox`]
-//! isolates a test, and [`book`] reads commands from the documentation. [`api`] sends API requests,
-//! [`exposition`] reads metrics, [`hold`] delays I/O, [`system`] measures and stops processes,
-//! [`wait`] waits with a limit.
+//! [`daemon`] runs `forebay`, [`lab`] with a pool and hosts. [`host`] loads a volume; [`shadow`]
+//! knows its content. [`guest`] boots Linux, [`machine`] drives VM disks, [`sandbox`] isolates a
+//! test, [`hold`] delays I/O.
 
 pub mod api;
 pub mod book;

@@ -1,7 +1,5 @@
-//! Volumes exported to VMs, and the initiator's drivers at work on them.
-//!
-//! A VM's disk keeps its connection when an engine dies, so a lost connection is a failure. Waits
-//! are for a number of commands, not for time.
+//! Volumes exported to VMs, and the initiator's drivers at work on them. A VM's disk keeps its
+//! connection when an engine dies, so a lost connection is a failure.
 
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -23,9 +21,8 @@ use crate::daemon::{Daemon, DaemonOptions};
 use crate::wait;
 
 const LIMIT: Duration = Duration::from_secs(60);
-/// Writes that must be acknowledged between two deaths.
+/// Acknowledged writes between two deaths.
 const BETWEEN_DEATHS: u64 = 200;
-/// Bytes of a command of [`fill`] and [`look`].
 const PIECE_BYTES: u32 = 64 << 10;
 
 /// A frontend for VMs.
@@ -78,7 +75,7 @@ pub fn export_as(
     })
 }
 
-/// The QEMU arguments that `forebay export show` prints, split as a shell does.
+/// The QEMU arguments of `forebay export show`, split as by a shell.
 pub fn printed_arguments(daemon: &Daemon, volume: &str) -> Result<Vec<String>> {
     let text = daemon.cli_text(&["export", "show", volume])?;
     let lines = text.split_once("QEMU:\n").and_then(|(_, behind)| {
@@ -154,7 +151,7 @@ fn plainly() -> Options {
     }
 }
 
-/// Writes the first `bytes` of a disk with sectors that name their place.
+/// Writes a disk's beginning with sectors that name their place.
 pub fn fill(target: &Target, bytes: u64, seed: u64) -> Result<()> {
     let mut disk = connect(target, &plainly())?;
     let mut queues = disk.take_queues();
@@ -178,7 +175,7 @@ pub fn fill(target: &Target, bytes: u64, seed: u64) -> Result<()> {
     Ok(())
 }
 
-/// Checks that the first `bytes` of a disk are those of [`fill`].
+/// Checks that a disk's beginning is that of [`fill`].
 pub fn look(target: &Target, bytes: u64, seed: u64) -> Result<()> {
     let mut disk = connect(target, &plainly())?;
     let mut queues = disk.take_queues();
@@ -235,7 +232,7 @@ impl Work {
     }
 }
 
-/// Runs verified loads on disks, a thread each, during `work`; then reads everything back.
+/// Runs verified loads on disks during `work`, then reads everything back.
 pub fn during_loads(
     daemon: &mut Daemon,
     specs: Vec<MachineVerify>,
@@ -292,8 +289,7 @@ pub fn during_loads(
     Ok(all)
 }
 
-/// Runs a verified load on a disk while `deaths` engines are killed. Between two deaths, commands
-/// must complete.
+/// Runs a verified load while `deaths` engines are killed, with progress between deaths.
 pub fn verified_over_deaths(daemon: &mut Daemon, spec: MachineVerify, deaths: u64) -> Result<()> {
     during_loads(daemon, vec![spec], |daemon, work| {
         work.more("the first writes")?;

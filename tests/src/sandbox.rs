@@ -1,9 +1,8 @@
-//! A sandbox in which tests install packages and use fixed paths and ports, with no effect outside.
+//! A sandbox in which tests install packages and use fixed paths and ports.
 //!
-//! It consists of mount, process and network namespaces (`unshare`, as root). Its root is the
-//! node's file system below an overlay in memory. `/srv` and `/root` are folders below the target
-//! folder, on a real file system. Its processes end with the run. In [`Sandbox::boot`], systemd is
-//! the first process.
+//! It consists of mount, process and network namespaces (`unshare`, as root). Its root is an
+//! overlay in memory over the node's file system; `/srv` and `/root` are on a real one. Its
+//! processes end with the run.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,8 +26,7 @@ pub struct Sandbox {
 /// Folders on a real file system, for direct I/O.
 const REAL: [&str; 2] = ["srv", "root"];
 
-/// Sets the sandbox up and enters it. `$1` is its folder; `$2` is `systemd` if that is its first
-/// process.
+/// Enters the sandbox. `$1` is its folder; `$2` is `systemd` if that is its first process.
 const ENTER: &str = r#"
 set -eu
 mount --make-rprivate /
@@ -67,7 +65,7 @@ exec chroot "$root" /usr/bin/env -i HOME=/root PATH=/usr/local/bin:/usr/sbin:/us
     LC_ALL=C.UTF-8 bash -c 'cd /root && exec bash -euo pipefail /root/.script'
 "#;
 
-/// The script as a systemd unit. The sandbox ends with it, with its result.
+/// The sandbox ends with this unit, with its result.
 const SCRIPT_UNIT: &str = "\
 [Unit]
 DefaultDependencies=no
@@ -108,7 +106,7 @@ impl Sandbox {
         Ok(Self { folder })
     }
 
-    /// A new sandbox with the program's Debian package in `/root`.
+    /// A sandbox with the program's Debian package in `/root`.
     pub fn with_package() -> Result<Self> {
         let sandbox = Self::new()?;
         let made = package::build(&package::Options {
@@ -127,8 +125,7 @@ impl Sandbox {
         self.folder.path().join("root")
     }
 
-    /// Runs a bash script that stops at the first failure; returns its output. An error has the
-    /// output too.
+    /// Runs a bash script that stops at the first failure; returns its output, also in the error.
     pub fn run(&self, script: &str, limit: Duration) -> Result<String> {
         self.start(script)?.wait(limit)
     }
@@ -208,7 +205,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        // The kernel empties cgroups when the last process exits; a leftover is an empty folder.
+        // The kernel empties cgroups when the last process exits.
         for _ in 0..50 {
             if remove_groups(&self.0).is_ok() {
                 break;
@@ -253,14 +250,11 @@ impl Running {
     }
 
     /// Whether it has ended.
-    ///
-    /// # Errors
-    /// If the kernel does not say.
     pub fn has_ended(&mut self) -> Result<bool> {
         Ok(self.child.try_wait()?.is_some())
     }
 
-    /// Waits for its end and returns its output. An error has the output too.
+    /// Waits for its end; returns its output, also in the error.
     pub fn wait(mut self, limit: Duration) -> Result<String> {
         let status = process::wait(&mut self.child, limit);
         let said = fs::read(&self.log).unwrap_or_default();

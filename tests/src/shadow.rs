@@ -1,10 +1,9 @@
 //! The content that a volume may have, from a host's writes, flushes and deallocations.
 //!
-//! Each 512-byte sector has a list of writes, oldest first; deallocation and zeroing are writes of
-//! zeros. A completed flush or FUA drops older writes, so the list is what a power cut may leave.
-//! While power lasts, only the last completed write and newer ones are valid. A block has at most
-//! one command in flight, so its writes are ordered. Sectors carry volume, place and write number
-//! ([`forebay_initiator::verify::pattern`]), so foreign data is recognised.
+//! Each sector has a list of writes, oldest first; deallocation writes zeros. A completed flush or
+//! FUA drops older writes, so a power cut may leave any in the list. While power lasts, only the
+//! last completed write and newer ones are valid. A block has at most one command in flight, so its
+//! writes are ordered. Sectors carry their origin ([`forebay_initiator::verify::pattern`]).
 
 use anyhow::{Result, bail};
 use forebay_initiator::verify::pattern::{self, Content, SECTOR_BYTES};
@@ -18,7 +17,6 @@ pub enum Promise {
     Flushed,
 }
 
-/// A write's number, and whether it wrote zeros.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Version {
     number: u32,
@@ -41,7 +39,7 @@ pub struct Shadow {
     sectors: Vec<Sector>,
     /// Blocks with a command in flight.
     busy: Vec<bool>,
-    /// Sectors with a completed write that is not flushed.
+    /// Sectors with a completed, unflushed write.
     unflushed: Vec<usize>,
     next: u32,
 }
@@ -61,7 +59,7 @@ pub struct Change {
 }
 
 impl Shadow {
-    /// A new volume, which reads as zeros. `volume` is unique for ever.
+    /// A new volume, which reads as zeros, with a unique number.
     #[must_use]
     pub fn new(volume: u64, size_bytes: u64, block_bytes: u32) -> Self {
         let zeros = Version {
@@ -88,7 +86,7 @@ impl Shadow {
         self.busy.len() as u64
     }
 
-    /// Whether no command is in flight in the range.
+    /// Whether the range has no command in flight.
     #[must_use]
     pub fn is_quiet(&self, lba: u64, blocks: u32) -> bool {
         let from = lba as usize;
@@ -173,7 +171,7 @@ impl Shadow {
         }
     }
 
-    /// Judges data read from a quiet range. An error describes the first wrong sector.
+    /// Judges data read from a quiet range.
     pub fn judge(&self, lba: u64, data: &[u8]) -> Result<()> {
         let first = lba as usize * self.block_sectors;
         for (sector, bytes) in (first..).zip(data.chunks_exact(SECTOR_BYTES)) {
@@ -189,8 +187,7 @@ impl Shadow {
         Ok(())
     }
 
-    /// Judges data read from a quiet range, which becomes the only valid content. For use after a
-    /// death, with nothing in flight.
+    /// Judges data read from a quiet range after a death; it becomes the only valid content.
     pub fn settle(&mut self, lba: u64, data: &[u8], promise: Promise) -> Result<()> {
         let first = lba as usize * self.block_sectors;
         for (sector, bytes) in (first..).zip(data.chunks_exact(SECTOR_BYTES)) {
@@ -198,7 +195,7 @@ impl Shadow {
             let settled = &mut self.sectors[sector];
             settled.ended = found.number;
             match promise {
-                // The device holds this data durably, so the next cut keeps it.
+                // The data is durable, so the next cut keeps it.
                 Promise::Flushed => settled.survives(found.number),
                 Promise::Acknowledged => {
                     let last = settled

@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 /// CPU time of a process, user and system.
 pub fn cpu_time(pid: u32) -> Result<Duration> {
-    // proc_pid_stat(5): utime is field 14, stime field 15, in clock ticks. Field 3 follows the
+    // proc_pid_stat(5): utime is field 14, stime field 15, in clock ticks; field 3 follows the
     // name.
     let path = format!("/proc/{pid}/stat");
     let stat = std::fs::read_to_string(&path).context(path)?;
@@ -46,8 +46,8 @@ pub fn allocated_bytes(file: &Path) -> Result<u64> {
     Ok(metadata.blocks() * 512)
 }
 
-/// Ports that are free now, and stay free while a daemon restarts: the kernel never assigns them on
-/// its own.
+/// Ports that are free now, and that the kernel never assigns on its own, so they survive a
+/// daemon's restart.
 pub fn free_ports(count: usize) -> Result<Vec<u16>> {
     /// Below the kernel's ephemeral ports.
     const PORTS: std::ops::Range<u32> = 10_240..32_768;

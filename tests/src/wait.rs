@@ -1,4 +1,4 @@
-//! Waits with a limit: polls until a condition holds. Tests never assert on time, but never hang.
+//! Polls until a condition holds, with a limit. Tests never assert on time, but never hang.
 
 use std::time::{Duration, Instant};
 
@@ -8,8 +8,7 @@ const POLL: Duration = Duration::from_millis(50);
 /// A factor on every limit, for slow nodes; limits only catch hangs.
 pub const PATIENCE: u32 = 3;
 
-/// Calls `probe` until it returns a value, at most for [`PATIENCE`] times `limit`. `Ok(None)` means
-/// not yet.
+/// Calls `probe` until it returns a value, for at most [`PATIENCE`] times `limit`.
 pub fn until<T>(
     what: &str,
     limit: Duration,

@@ -64,7 +64,6 @@ fn exit_codes() -> Result<()> {
             1,
             "invalid",
         ),
-        // The kind is the same whether command or daemon finds the error.
         (&["export", "create", "acme/empty"], 1, "invalid"),
         (
             &["volume", "import", &missing, "acme/empty"],
@@ -118,7 +117,7 @@ fn exit_codes() -> Result<()> {
     daemon.stop()
 }
 
-/// A client that is slow to send its body can read the refusal.
+/// A slow client can read the refusal.
 #[test]
 fn api_refusal_is_read() -> Result<()> {
     let mut daemon = start()?;
@@ -150,7 +149,7 @@ fn api_refusal_is_read() -> Result<()> {
         );
         ensure!(answer.contains(r#""message""#), "{request}: {answer}");
     }
-    // A body that is too large is also read, up to a limit.
+    // A body that is too large is read, up to a limit.
     let mut api = Api::connect(&daemon.socket())?;
     let large = " ".repeat(4 << 20);
     let (status, _) = api.call("POST", "/v1/tenants", &large)?;
@@ -247,13 +246,12 @@ const MAKE_EXPORT: Asked = (
 const END_VOLUME: Asked = ("DELETE", "/v1/tenants/acme/volumes/w", "");
 const END_EXPORT: Asked = ("DELETE", "/v1/exports/acme/w", "");
 
-/// Two concurrent requests each see the state before or after the other, and name the conflicting
-/// object.
+/// Concurrent requests see the state before or after each other, and name the conflicting object.
 #[test]
 fn requests_at_once_have_turns() -> Result<()> {
     let mut daemon = start()?;
     let mut api = Api::connect(&daemon.socket())?;
-    // With budgets, the daemon also sends an export's tenant to the engine.
+    // With budgets, the engine also gets an export's tenant.
     let budget = (
         "PUT",
         "/v1/tenants/acme/budget",
@@ -375,7 +373,7 @@ fn completion_knows_names() -> Result<()> {
         }
         ensure!(!has.is_empty() || found.is_empty(), "{words:?}: {text}");
     }
-    // As bash calls it: `@` ends a word, and the line names the daemon's socket.
+    // As bash calls it: `@` ends a word, and the line names the socket.
     daemon.cli(&["volume", "create", "acme/vm", "--size", "1M"])?;
     for _ in 0..2 {
         daemon.cli(&["export", "create", "acme/vm", "--nvme-pcie", "--shared"])?;

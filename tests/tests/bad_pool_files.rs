@@ -1,9 +1,8 @@
 //! A damaged pool file is repaired with a message, or its damage is named. The daemon never panics,
 //! loses data silently, or changes a pool that it can't open.
 //!
-//! Each case damages a copy of one small pool and starts a daemon. Damage affects label and
-//! catalog: a flipped bit, a lost or foreign block, or a range from an older state, at random
-//! places. `pool_troubles` has truncated files and files in use.
+//! Each case damages a copy of one small pool: bit flips, lost or foreign blocks, or older ranges,
+//! at random places of label and catalog.
 
 use std::fs::OpenOptions;
 use std::net::SocketAddr;
@@ -20,7 +19,6 @@ const HOST: &str = "nqn.2026-01.test:host";
 const LIMIT: Duration = Duration::from_secs(60);
 const POOL: &str = "128M";
 
-/// A stopped daemon with its pool in one file.
 struct Lab {
     daemon: Daemon,
     path: PathBuf,
@@ -49,7 +47,7 @@ impl Lab {
         })
     }
 
-    /// Starts the daemon on the damaged file. True: the pool is open with all its data.
+    /// True: the pool is open with all its data.
     fn opens(&mut self, what: &str) -> Result<bool> {
         self.daemon.start_again().context("it must come up")?;
         let status = self.daemon.status()?;
@@ -130,7 +128,7 @@ fn damage(path: &Path, image: &[u8], before: &[u8], dice: &mut Dice) -> Result<S
     let mut bytes = image[at as usize..at as usize + 4096].to_vec();
     let what = match dice.below(6) {
         4 | 5 => {
-            // Restore some consecutive blocks, as if their writes were lost.
+            // As if the writes of these blocks were lost.
             let old = |block: u64| &before[block as usize * 4096..][..4096];
             let new = |block: u64| &image[block as usize * 4096..][..4096];
             let changed: Vec<u64> = used.into_iter().filter(|b| old(*b) != new(*b)).collect();
@@ -192,7 +190,7 @@ fn a_damaged_pool_file_is_repaired_or_named() -> Result<()> {
     let log = std::fs::read_to_string(log)?;
     let told = log.lines().filter(|line| line.contains("repaired")).count();
     ensure!(told >= 6, "repairs were told {told} times: {log}");
-    // The catalog has two copies, so one damaged block is never fatal.
+    // One damaged block is never fatal, because the catalog has two copies.
     ensure!(there >= 18, "only {there} of 24 opened");
     let file = OpenOptions::new().write(true).open(&lab.path)?;
     file.write_all_at(&image, 0)?;
@@ -257,7 +255,6 @@ fn a_foreign_file_in_the_pools_place_is_named() -> Result<()> {
     Ok(())
 }
 
-/// A database of the catalog's kind, with content.
 fn other_database(path: &Path) -> Result<Vec<u8>> {
     let table = redb::TableDefinition::<u64, &[u8]>::new("volumes");
     let database = redb::Database::create(path)?;

@@ -1,5 +1,5 @@
-//! `forebay calibrate` measures costs over every frontend, stores them, and leaves nothing else.
-//! Only the plausibility of the costs is tested.
+//! `forebay calibrate` measures plausible costs over every frontend, stores them, and leaves
+//! nothing else.
 
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -16,7 +16,7 @@ fn calibrate_stores_costs_and_leaves_nothing() -> Result<()> {
     daemon.create_pool(&["--device", &device, "--size", "1G"])?;
     let before = daemon.cli(&["scheduling", "costs"])?;
     assert_eq!(before["calibrated"], false, "{before}");
-    // The tenant's name is reserved, because each run deletes the leftovers of the last.
+    // The tenant's name is reserved, because each run deletes leftovers.
     let refused = daemon.cli(&["tenant", "create", "forebay-calibrate"]);
     let refused = refused.err().context("it is kept for calibrate")?;
     anyhow::ensure!(
@@ -72,7 +72,7 @@ fn calibrate_is_not_scheduled_itself() -> Result<()> {
     let begun = Instant::now();
     let said = daemon.cli(&["calibrate", "--quick"])?;
     assert_eq!(said["left_out"], serde_json::json!([]), "{said}");
-    // With a default budget, ten commands per second, each load would take seconds.
+    // With a default budget, ten commands per second, each load takes seconds.
     assert!(begun.elapsed() < Duration::from_secs(60));
     for cost in said["costs"].as_array().context("costs")? {
         let device_ns = cost["device_ns"][0].as_f64().context("a time")?;

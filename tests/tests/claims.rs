@@ -1,10 +1,8 @@
 //! A daemon that is killed while it waits for a device keeps its claim until the request ends. The
 //! next daemon recognises that claim and continues with all other devices.
 //!
-//! The test delays reads of the device's file. (A delayed write would also block its opening,
-//! because the kernel locks the file.) Daemons are this program in other processes, because the
-//! test itself must not touch the file. Another test uses whole daemons and a delayed catalog
-//! write.
+//! The test delays reads of the device's file; a delayed write would also block its opening.
+//! Daemons are this program in other processes, because the test must not touch the file.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -125,7 +123,6 @@ fn a_killed_daemons_claim_is_no_living_ones() -> Result<()> {
     Ok(())
 }
 
-/// A device's state, and the reason for it.
 fn state(daemon: &Daemon, index: &str) -> Result<(String, String)> {
     let shown = daemon.cli(&["device", "show", index])?;
     let text = |name: &str| shown[name].as_str().unwrap_or_default().to_owned();

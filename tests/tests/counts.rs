@@ -1,5 +1,4 @@
-//! `stats`, metrics and a host's SMART log have equal counts, and no death of one process changes
-//! them.
+//! `stats`, metrics and a host's SMART log agree, and one process's death changes no count.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -66,7 +65,7 @@ impl Counted {
         Ok(all(reads, &|lba| IoOp::Read { lba, blocks: 1 })?)
     }
 
-    /// The statistics, after metrics and SMART log agree with them.
+    /// Waits until metrics and SMART log agree.
     fn counts(&self) -> Result<Counts> {
         let stats = self.daemon.cli(&["stats"])?;
         let [read, write] = ["read", "write"].map(|op| &stats["lanes"][0][op]);
@@ -88,7 +87,7 @@ impl Counted {
     }
 
     fn are(&self, expected: Counts, after: &str) -> Result<()> {
-        // The log follows the daemon's messages to the engine, some seconds late.
+        // The log lags by some seconds.
         let mut last = None;
         let same = wait::until("the same counts everywhere", LIMIT / 4, || {
             let counts = self.counts();

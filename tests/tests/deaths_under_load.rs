@@ -1,8 +1,7 @@
 //! SIGKILL of daemon and engine while hosts write. Acknowledged data survives.
 //!
 //! Without a daemon, commands with cached translations continue; faults and flushes resume when it
-//! is back. Hosts do not notice an engine's death. Progress is counted in commands, not time. There
-//! are no power cuts, so caches survive.
+//! is back. Hosts do not notice an engine's death.
 
 use std::net::SocketAddr;
 use std::ops::ControlFlow;
@@ -66,7 +65,7 @@ impl Lab {
         Ok(Verifier::connect(spec)?)
     }
 
-    /// A writer far above its tenant's budget. Some of its commands need R2Ts.
+    /// Far above its tenant's budget, with some R2Ts.
     fn writer_over_budget(&self) -> Result<Verifier> {
         self.daemon
             .cli(&["volume", "create", "u/c", "--size", "16M"])?;
@@ -84,7 +83,7 @@ impl Lab {
         })
     }
 
-    /// Lets an idle reactor do a part of the other's commands; that needs a tenant with a budget.
+    /// Lets idle reactors help others, which needs a tenant with a budget.
     fn spread(&self) -> Result<()> {
         self.daemon.cli(&["tenant", "create", "u"])?;
         let base = ["--base-iops", "100", "--base-bandwidth", "4M"];
@@ -108,7 +107,7 @@ impl Lab {
         })
     }
 
-    /// Writes every block once, so that later commands do not fault.
+    /// Writes every block, so that later commands do not fault.
     fn fill(&self, volume: &str, size_bytes: u64) -> Result<()> {
         let nqn = format!("nqn.2026-01.io.forebay:test:t.{volume}");
         let spec = LoadSpec {
@@ -131,7 +130,6 @@ fn read_back_clean(verifier: &mut Verifier) -> Result<()> {
     Ok(())
 }
 
-/// A writer on its own thread, which counts written bytes.
 struct Running<'a> {
     over: &'a AtomicBool,
     bytes: &'a AtomicU64,
@@ -149,7 +147,6 @@ impl Running<'_> {
         })?)
     }
 
-    /// Waits until it has written `more` further bytes.
     fn writes_more(&self, what: &str, more: u64) -> Result<()> {
         let goal = self.bytes.load(SeqCst) + more;
         wait::until(what, MINUTE, || {
@@ -186,7 +183,7 @@ fn kill9_daemon_under_load() -> Result<()> {
             for _ in 0..2 {
                 running.writes_more("first writes to the thin volume", 2 * MIB)?;
                 lab.daemon.kill_daemon()?;
-                // Granted and committed extents need no daemon: writes, reads and flushes continue.
+                // Granted and committed extents need no daemon.
                 let report =
                     full.write(
                         WriteGoal::Bytes(8 * MIB),
@@ -250,8 +247,7 @@ fn kill9_engine_under_load() -> Result<()> {
                 lab.daemon.wait_engine_after(dead.generation, MINUTE)?;
                 running.writes_more("writes after a death", 2 * MIB)?;
                 running_b.writes_more("the other tenant's writes after a death", 2 * MIB)?;
-                // More than the commands in flight, so also commands that the engine had no room
-                // for.
+                // More than the commands in flight, so some had no room in the engine.
                 running_c.writes_more("what waited for a budget", MIB)?;
             }
             Ok(())
@@ -282,7 +278,7 @@ fn kill9_engine_under_load() -> Result<()> {
     lab.daemon.stop()
 }
 
-/// A deallocation that timed out must not be executed later, over newer, flushed data.
+/// A deallocation that timed out must not be executed later, over newer data.
 #[test]
 fn an_abandoned_deallocation_stays_abandoned() -> Result<()> {
     const BLOCKS: u32 = 128;
@@ -306,7 +302,7 @@ fn an_abandoned_deallocation_stays_abandoned() -> Result<()> {
     queue.execute(&write, vec![2; BYTES], MINUTE)?;
     queue.execute(&IoOp::Flush, vec![], MINUTE)?;
     lab.daemon.start_again()?;
-    // The new daemon answers a fault, so it has handled all earlier messages of the engine.
+    // It answers a fault, so it has handled all earlier messages of the engine.
     let elsewhere = IoOp::Write {
         lba: 8192,
         blocks: BLOCKS,

@@ -64,7 +64,6 @@ fn destroy_needs_the_name() -> Result<()> {
         &[HOST, "t/v", "--disconnect-hosts"],
     )?;
     refused(&daemon, &["pool", "destroy", "fast", "--forget"], &["open"])?;
-    // No command may take a connected host's disk.
     let says = &[HOST, "t/v", "--disconnect-hosts"];
     refused(&daemon, &["export", "delete", "t/v"], says)?;
     refused(&daemon, &["export", "set", "t/v", "--listed-hosts"], says)?;

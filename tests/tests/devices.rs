@@ -1,9 +1,8 @@
-//! Pools with a device that hangs, fails, is missing, or is added later: only volumes on it suffer.
+//! Only volumes on a device that hangs, fails or is missing suffer.
 //!
-//! A volume on a hanging device can be deleted, and its data never appears elsewhere when the hang
-//! ends. The first two devices hold the catalog. One volume is full before the third device is
-//! added, so it has nothing there; another is filled afterwards, so it has. Nothing asserts on
-//! time.
+//! A volume on a hanging device can be deleted, and its data never appears elsewhere. The first two
+//! devices hold the catalog. One volume is full before the third device is added; another is filled
+//! afterwards, so it has data there.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -96,7 +95,6 @@ impl Lab {
         })
     }
 
-    /// The volume without data on the third device works.
     fn others_go_on(&mut self) -> Result<()> {
         let load = self.here.load(|commands| commands < 400)?;
         ensure!(
@@ -122,7 +120,7 @@ fn create(daemon: &Daemon, name: &str, size_bytes: u64, number: u64) -> Result<H
     Ok(Host::new(address, name, size_bytes, 4096, number))
 }
 
-/// Reads a block of each extent; some fail, the others are right. Returns the number of failures.
+/// Reads a block of each extent; returns the number of failures.
 fn partly_fails(host: &mut Host) -> Result<u64> {
     let (_session, mut queue) = host.connect()?;
     let (mut failed, mut read) = (0, 0);
@@ -171,7 +169,7 @@ fn some_blocks(host: &mut Host) -> Result<Vec<(u64, Vec<u8>)>> {
     blocks.collect()
 }
 
-/// Writes the present content, so that it does not matter which writes succeed.
+/// Writes the present content, so that lost writes do not matter.
 fn rewrite(host: &mut Host, blocks: &[(u64, Vec<u8>)]) -> Result<()> {
     let (_session, mut queue) = host.connect()?;
     for (lba, data) in blocks {
@@ -275,7 +273,7 @@ fn hung_device_leaves_others_alone() -> Result<()> {
     lab.daemon.stop()
 }
 
-/// The hanging device has a catalog copy and the label that names the valid copy.
+/// The device has a catalog copy and the label that names the valid one.
 #[test]
 fn a_hung_device_with_a_copy_of_the_catalog_holds_up_nobody() -> Result<()> {
     let mut daemon = Daemon::start(&DaemonOptions::default())?;
@@ -333,7 +331,7 @@ fn a_hung_device_with_a_copy_of_the_catalog_holds_up_nobody() -> Result<()> {
     ensure!(!load.lost && load.interrupted == 0, "{load:?}");
     daemon.pool_check()?;
     daemon.kill_all()?;
-    // The rebuilt copy is as good as the other one.
+    // The copy was rebuilt.
     let away = daemon.folder().join("away");
     std::fs::create_dir(&away)?;
     std::fs::rename(&devices[0], away.join("device0"))?;
@@ -388,7 +386,7 @@ fn a_failing_or_missing_device_takes_down_only_what_lives_on_it() -> Result<()> 
     lab.daemon.stop()?;
 
     let device = lab.devices[2].clone();
-    // The device is missing at the start, in a folder that is not searched.
+    // The device is missing, in a folder that is not searched.
     std::fs::create_dir(lab.daemon.folder().join("away"))?;
     let away = lab.daemon.folder().join("away/device2");
     std::fs::rename(&device, &away)?;
@@ -450,7 +448,7 @@ fn a_device_file_cut_short_in_use_is_named_and_stays_named() -> Result<()> {
         let named = said.contains("cut short") && said.contains("d1.img") && said.contains("t/v");
         Ok((named && state(&daemon, 1)? == "failed").then_some(()))
     })?;
-    // The rest of the file is not accessible either, so no write extends it again.
+    // The rest is not accessible either, so no write extends the file.
     wait::until("rights on it are taken back", MINUTE, || {
         Ok((partly_fails(&mut host)? > SIZE / (64 << 10) * 2 / 5).then_some(()))
     })?;

@@ -1,9 +1,7 @@
-//! Runs every `sh` block of README and book as it is shown.
+//! Runs every `sh` block of README and book.
 //!
-//! A page is one script in its own sandbox, and the first failing command fails the page. Examples
-//! of the commands' page run as one session. Other tests run the other blocks: `linux_guest_docs`,
-//! `package`, `docs_from_source`. The command line's test `cli::mentioned` parses commands in
-//! sentences.
+//! A page is one script in its own sandbox; the commands' page is one session. `linux_guest_docs`,
+//! `package` and `docs_from_source` run other blocks.
 
 use std::fs;
 use std::time::Duration;

@@ -1,7 +1,5 @@
-//! Runs the `sh,source` blocks of README and book in this checkout.
-//!
-//! It has its own file, because it builds with all processors, and other tests have time limits.
-//! `docs_commands_run` has the other blocks.
+//! Runs the `sh,source` blocks of README and book in this checkout. It has its own file, because it
+//! builds with all processors, and other tests have time limits.
 
 use std::process::Command;
 use std::time::Duration;
@@ -13,7 +11,7 @@ use xtask::process;
 /// It may build the whole workspace.
 const LIMIT: Duration = Duration::from_secs(1800);
 
-/// The lines of `sh,source` blocks in order, without comments and duplicates.
+/// Without comments and duplicates.
 fn from_source(pages: &[Page]) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     let parts = pages.iter().flat_map(|page| &page.parts);

@@ -1,9 +1,9 @@
 //! Extents change their owner while processes die or the power is cut. No volume shows or
 //! overwrites another's data.
 //!
-//! The pool is so small that a new volume gets the extents of an old one. A victim is filled, then
-//! deleted or deallocated, and a process dies at a random moment. An heir writes one block into
-//! each extent; the rest must read as zeros. A keeper must keep its data throughout.
+//! In a small pool, a victim is filled, then deleted or deallocated, and a process dies at a random
+//! moment. An heir writes one block into each extent; the rest must read as zeros. A keeper keeps
+//! its data throughout.
 
 use std::path::PathBuf;
 use std::process::Stdio;
@@ -44,7 +44,7 @@ struct Lab {
 
 impl Lab {
     fn new() -> Result<Self> {
-        // A deletion frees extents in slices, with a possible death after each.
+        // A deletion frees slices, with a possible death after each.
         let slice = ("FOREBAY_DELETE_SLICE".to_owned(), "40".to_owned());
         let daemon = Daemon::start(&DaemonOptions {
             environment: vec![slice],
@@ -85,7 +85,6 @@ impl Lab {
         Ok(Host::new(address, name, size_bytes, BLOCK, number))
     }
 
-    /// Kills processes and waits until all run again.
     fn die(&mut self, death: Death, before: &Processes, seed: u64) -> Result<Promise> {
         match death {
             Death::Engine => {
@@ -127,7 +126,7 @@ impl Lab {
     }
 }
 
-/// Writes one block into each extent, at a different place in each, while there is space.
+/// One block in each extent, at different places, while there is space.
 fn dot(host: &mut Host) -> Result<u64> {
     let (_session, mut queue) = host.connect_soon()?;
     let per_extent = EXTENT / u64::from(BLOCK);

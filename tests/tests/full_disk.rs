@@ -1,9 +1,8 @@
 //! A sparse pool file on a filesystem that fills up. Other tenants are unharmed, written data reads
 //! back, a daemon starts, and deleting the filler's volume frees space.
 //!
-//! A small ext4, mounted from an image file, holds the pool, state and run folders. Nothing asserts
-//! on time. Mounting needs root: elsewhere the test is skipped with a message, but in CI root must
-//! be able to mount. `full_pool` has a full pool.
+//! A small ext4 from an image file holds the pool, state and run folders. Mounting needs root:
+//! elsewhere the test is skipped, but in CI root must be able to mount.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -30,7 +29,6 @@ const INSIST_CHUNKS: u32 = 512;
 /// Retries of one write of the filler.
 const RETRIES: u32 = 50;
 
-/// A filesystem in an image file, unmounted when dropped.
 struct SmallDisk {
     _folder: tempfile::TempDir,
     mounted_at: PathBuf,
@@ -101,8 +99,8 @@ fn nqn(tenant: &str) -> String {
     format!("nqn.2026-01.io.forebay:test:{tenant}.v")
 }
 
-/// Writes a volume until there is no space, and [`INSIST_CHUNKS`] more, for whose extents the
-/// daemon may lack space too. Returns the bytes accepted before the first refusal.
+/// Writes until there is no space, and [`INSIST_CHUNKS`] more, for whose extents the daemon may
+/// lack space too. Returns the bytes accepted before the first refusal.
 fn fill(address: SocketAddr, volume_bytes: u64) -> Result<u64> {
     let mut session = Session::connect(address, &nqn("filler"), HOST, &Options::default())?;
     let mut queue = session.open_queue(1)?;

@@ -1,8 +1,5 @@
-//! A thin volume fills its pool completely.
-//!
-//! Then writes that need space get Capacity Exceeded; reads and overwrites continue, and no data is
-//! damaged. Freed space is usable at once, and a volume with a reservation is unaffected. A warning
-//! comes first.
+//! A thin volume fills its pool. Then writes that need space get Capacity Exceeded; reads,
+//! overwrites and volumes with a reservation are unaffected. Freed space is usable at once.
 
 use std::time::Duration;
 
@@ -50,7 +47,7 @@ fn a_thin_volume_as_large_as_the_pool_fills_completely() -> Result<()> {
     daemon.create_pool(&["--device", &device, "--size", "192M"])?;
     daemon.cli(&["tenant", "create", "t"])?;
     let mut promised = create(&daemon, "t/promised", RESERVED, 1, &["--reserve", "full"])?;
-    // Space that is reserved for one volume is not available to others.
+    // Space that is reserved for a volume is not free.
     let free = pool(&daemon)?["free_bytes"]
         .as_u64()
         .context("free_bytes")?;

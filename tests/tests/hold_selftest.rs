@@ -1,5 +1,5 @@
-//! Tests [`forebay_tests::hold`] without Forebay. Another process reads and writes, because the
-//! server's own must not.
+//! Tests [`forebay_tests::hold`] with another process, because the server's own must not touch the
+//! file.
 
 use std::os::unix::fs::FileExt;
 use std::process::{Child, Command};

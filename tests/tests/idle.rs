@@ -1,6 +1,5 @@
-//! An idle engine sleeps: with 100 exports that have a host each, and three that have a VM, it uses
-//! less than 2 % of a core and 64 MiB. It also sleeps when hosts and VMs have sent far more than
-//! their budgets.
+//! An idle engine sleeps: 100 exports with hosts and three with VMs use less than 2 % of a core and
+//! 64 MiB. It also sleeps while all commands are throttled.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -74,8 +73,7 @@ fn idle_engine_sleeps() -> Result<()> {
         machines.push((disk, queues));
     }
     let engine = daemon.processes()?.engine;
-    // First, staging buffers are freed and background commits end. An engine that does not sleep
-    // never gets there.
+    // First, staging buffers are freed and background commits end.
     let mut seen = String::new();
     wait::until("the engine is at rest", 2 * MINUTE, || {
         let (before, begun) = (cpu_time(engine)?, Instant::now());
@@ -106,7 +104,7 @@ fn idle_engine_sleeps() -> Result<()> {
 /// Commands that each queue sends at once.
 const DEPTH: u16 = 128;
 
-/// Fills a queue with reads, writes with in-capsule data, and writes that need R2Ts.
+/// Reads, writes with in-capsule data, and writes that need R2Ts.
 fn flood(queue: &mut IoQueue) -> Result<()> {
     for n in 0..u64::from(DEPTH) {
         let (lba, blocks) = (n * 8, if n % 8 == 7 { 8 } else { 1 });
@@ -124,8 +122,8 @@ fn flood(queue: &mut IoQueue) -> Result<()> {
     Ok(())
 }
 
-/// Throttled commands wait for windows. Between windows the engine has nothing to do, whatever
-/// waits in sockets and rings. A spinning reactor would use a whole processor.
+/// Between windows, the engine has nothing to do, whatever waits in sockets and rings. A spinning
+/// reactor would use a whole processor.
 #[test]
 fn an_engine_whose_hosts_are_over_budget_sleeps() -> Result<()> {
     let mut daemon = machine::serve(

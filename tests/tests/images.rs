@@ -1,5 +1,5 @@
 //! Importing and exporting images: nothing is overwritten by accident, and only raw images are
-//! accepted. The program's `image` module has its own tests.
+//! accepted.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -56,7 +56,7 @@ fn mapped(daemon: &Daemon, volume: &str) -> Result<u64> {
     shown["mapped_bytes"].as_u64().context("mapped_bytes")
 }
 
-/// A stopped import that has begun. The tenant's budget slows it to 16 s.
+/// A stopped import, which the tenant's budget slows to 16 s.
 fn import_on_hold(daemon: &Daemon, image: &str, volume: &str) -> Result<Child> {
     let budget = [
         "tenant",
@@ -149,7 +149,7 @@ fn import_never_overwrites() -> Result<()> {
     daemon.stop()
 }
 
-/// If a host connects during an import, the import fails.
+/// A host that connects during an import makes it fail.
 #[test]
 fn a_host_that_connects_meanwhile_fails_an_import() -> Result<()> {
     let mut daemon = start("1G")?;
@@ -170,7 +170,7 @@ fn a_host_that_connects_meanwhile_fails_an_import() -> Result<()> {
     daemon.stop()
 }
 
-/// The daemon owns a transfer's access to the volume. The access ends when the program is killed.
+/// The daemon owns a transfer's access, which ends when the program is killed.
 #[test]
 fn access_ends_with_its_transfer() -> Result<()> {
     let mut daemon = start("1G")?;
@@ -241,7 +241,6 @@ fn an_export_without_hosts_stays() -> Result<()> {
     daemon.stop()
 }
 
-/// A volume can be copied out while a VM uses it.
 #[test]
 fn a_machines_volume_is_exported() -> Result<()> {
     let mut daemon = start("256M")?;
@@ -264,7 +263,6 @@ fn a_machines_volume_is_exported() -> Result<()> {
     daemon.stop()
 }
 
-/// The output of a command whose stderr is a pipe, after its end.
 fn ended(mut command: Child) -> Result<Output> {
     let stdout = command.stdout.take();
     let reader = std::thread::spawn(move || -> std::io::Result<Vec<u8>> {
@@ -286,7 +284,6 @@ fn ended(mut command: Child) -> Result<Output> {
     })
 }
 
-/// The output of a command that reads `input` from a pipe.
 fn piped(daemon: &Daemon, args: &[&str], input: Vec<u8>) -> Result<Output> {
     let mut command = daemon
         .cli_command(args)
@@ -296,8 +293,7 @@ fn piped(daemon: &Daemon, args: &[&str], input: Vec<u8>) -> Result<Output> {
         .spawn()?;
     let mut pipe = command.stdin.take().context("no pipe")?;
     let sender = std::thread::spawn(move || {
-        // First a part of the head, so that it arrives in more than one read. A command that
-        // refuses stops reading.
+        // The head arrives in more than one read. A command that refuses stops reading.
         let (first, rest) = input.split_at(input.len().min(1000));
         let _ = pipe.write_all(first).and_then(|()| {
             std::thread::sleep(Duration::from_millis(50));
@@ -330,7 +326,7 @@ fn interrupt(command: &Child) -> Result<()> {
     Ok(kill_process(pid, Signal::INT)?)
 }
 
-/// Both ends of a pseudoterminal: the program's and the screen's.
+/// The program's end and the screen's.
 fn terminal() -> Result<(OwnedFd, OwnedFd)> {
     let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
     let behind = openpt(flags)?;
@@ -398,7 +394,7 @@ fn a_pipe_is_refused() -> Result<()> {
             "--raw",
         ],
     )?;
-    // A redirected file's length is known before any read.
+    // Its length is known before any read.
     let large = write(&daemon, "large", &image(5 * MIB as usize))?;
     let output = daemon
         .cli_command(&import)
@@ -407,7 +403,7 @@ fn a_pipe_is_refused() -> Result<()> {
     let text = String::from_utf8_lossy(&output.stderr);
     ensure!(text.contains("5 MiB (5242880 bytes)"), "{text}");
     ensure!(mapped(&daemon, "t/v")? == 0, "something was written");
-    // A pipe's length is not known. The error names --force, which the next import may need.
+    // A pipe's length is not known; the next import may need --force.
     is_refused(
         image(4 * MIB as usize + 1),
         &[
@@ -416,7 +412,7 @@ fn a_pipe_is_refused() -> Result<()> {
             "--force",
         ],
     )?;
-    // The failed import may have written nothing. Only --force replaces content.
+    // The failed import may have written nothing.
     let force = ["volume", "import", "-", "t/v", "--force"];
     let output = piped(&daemon, &force, image(MIB as usize))?;
     ensure!(output.status.success(), "{output:?}");
@@ -431,7 +427,6 @@ fn a_pipe_is_refused() -> Result<()> {
         vhd,
         &["a VHD image", "a part of the image"],
     )?;
-    // With --raw, the bytes are imported as they are.
     let raw = ["volume", "import", "-", "t/v", "--force", "--raw"];
     let output = piped(&daemon, &raw, qcow2.clone())?;
     ensure!(output.status.success(), "{output:?}");
@@ -454,7 +449,7 @@ fn a_pipe_is_refused() -> Result<()> {
     daemon.stop()
 }
 
-/// A reader closes the pipe, and an interrupt arrives while the pipe's other end is blocked.
+/// A reader that leaves, and an interrupt while the pipe's other end is blocked.
 #[test]
 fn a_pipe_that_ends_leaves_no_access() -> Result<()> {
     let mut daemon = start("1G")?;
@@ -560,7 +555,6 @@ fn import_refuses_other_formats() -> Result<()> {
         &["volume", "import", &gpt, "t/small"],
         &["--block-size 4096"],
     )?;
-    // With --raw, the bytes are imported as they are.
     let raw = with(0, b"QFI\xfb");
     let image = write(&daemon, "image", &raw)?;
     daemon.cli(&["volume", "import", &image, "t/large", "--raw"])?;
@@ -568,7 +562,7 @@ fn import_refuses_other_formats() -> Result<()> {
     daemon.stop()
 }
 
-/// Reading the holes would exceed the command's time limit.
+/// Reading holes would exceed the time limit.
 #[test]
 fn an_export_reads_no_holes() -> Result<()> {
     const VOLUME: u64 = 8 << 40;

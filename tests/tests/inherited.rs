@@ -1,5 +1,4 @@
-//! Neither inherited limits and signal masks nor later signals end daemon or engine. A shell sets
-//! the limits; `env` blocks and ignores signals.
+//! Neither inherited limits and signal masks nor later signals end daemon or engine.
 
 use std::net::TcpStream;
 use std::os::unix::fs::PermissionsExt;

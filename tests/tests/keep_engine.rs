@@ -1,5 +1,5 @@
-//! A daemon with `--keep-engine` is restarted under verified load, and hosts notice nothing. No
-//! event reports a death. `POST /v1/shutdown` ends both processes.
+//! A daemon with `--keep-engine` is restarted under verified load, and hosts notice nothing.
+//! `POST /v1/shutdown` ends both processes.
 
 use anyhow::{Context, Result, ensure};
 use forebay_tests::lab::{self, Lab, LabOptions, MIB, Noticed};

@@ -2,8 +2,7 @@
 //! owners, and a new daemon knows the engine's grants.
 //!
 //! Two thin volumes are written and deallocated without pause, on a plain file, so that requests
-//! are in flight. After each death all data is judged. At the end all processes are killed and the
-//! run folder is lost; flushed data survives.
+//! are in flight. At the end the run folder is lost too; flushed data survives.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
@@ -68,7 +67,7 @@ fn loaded(
                 })
             })
             .collect();
-        // Waits until each host has completed more commands.
+        // Waits for further commands of each host.
         let more = |what: &str, commands: u64| {
             let goals: Vec<u64> = counts
                 .iter()

@@ -1,5 +1,5 @@
-//! Device labels, and their conflicts: other names of a disk, foreign marks, older copies, larger
-//! blocks. `ownership` has other nodes.
+//! Device labels and their conflicts: other names of a disk, foreign marks, older copies, larger
+//! blocks.
 
 use std::fs::File;
 use std::net::SocketAddr;
@@ -54,7 +54,6 @@ fn read_at(path: &Path, at: u64, bytes: usize) -> Result<Vec<u8>> {
     Ok(into)
 }
 
-/// Two loop devices over one file are one disk, for `pool create` and `device add`.
 #[test]
 fn two_names_of_one_disk() -> Result<()> {
     let daemon = Daemon::start(&DaemonOptions::default())?;
@@ -114,7 +113,7 @@ fn force_wipes_what_it_overrides() -> Result<()> {
     Ok(())
 }
 
-/// A GPT for 512-byte blocks: the protective MBR, the table and its backup.
+/// The protective MBR, the table and its backup, for 512-byte blocks.
 fn gpt_marks(bytes: u64) -> [(u64, &'static [u8]); 3] {
     [
         (510, b"\x55\xaa"),
@@ -123,7 +122,7 @@ fn gpt_marks(bytes: u64) -> [(u64, &'static [u8]); 3] {
     ]
 }
 
-/// Firmware that restores a partition table overwrites the first label, for either block size.
+/// Firmware that restores a GPT overwrites the first label.
 #[test]
 fn label_survives_a_restored_gpt() -> Result<()> {
     let mut daemon = Daemon::start(&DaemonOptions::default())?;
@@ -155,8 +154,8 @@ fn label_survives_a_restored_gpt() -> Result<()> {
     daemon.pool_check()
 }
 
-/// A pool from before labels had an owner: `tests/fixtures/pool-label-3.img.gz`. Byte `i` of its
-/// volume `t/v` is `i / 512 mod 251`.
+/// A pool without owner: `tests/fixtures/pool-label-3.img.gz`. Byte `i` of its volume `t/v` is
+/// `i / 512 mod 251`.
 #[test]
 fn older_pool_opens_and_upgrades() -> Result<()> {
     let mut daemon = Daemon::start(&DaemonOptions::default())?;
@@ -229,7 +228,7 @@ fn older_pool_opens_and_upgrades() -> Result<()> {
     daemon.pool_check()
 }
 
-/// A device is copied, a tenant's volume deleted, another's written, and the copy put back.
+/// A device is copied, a volume deleted, another's written, and the copy put back.
 #[test]
 fn rolled_back_device_is_missing() -> Result<()> {
     let mut daemon = Daemon::start(&DaemonOptions::default())?;
@@ -311,7 +310,7 @@ fn fill(daemon: &Daemon, volume: &str, byte: u8) -> Result<()> {
     Ok(())
 }
 
-/// A pool for 512-byte blocks on a 4096-byte disk: volumes would write less than a block.
+/// On a 4096-byte disk, volumes of this pool would write less than a block.
 #[test]
 fn sector_size_change_is_refused() -> Result<()> {
     let mut daemon = Daemon::start(&DaemonOptions::default())?;

@@ -1,6 +1,5 @@
-//! libblkio's vhost-user driver, a third implementation of the frontend side and without a guest.
-//!
-//! QEMU's tools use it to read our driver's data, and vice versa.
+//! libblkio's vhost-user driver, a third frontend implementation: QEMU's tools use it to read our
+//! driver's data, and vice versa.
 
 use std::time::Duration;
 

@@ -1,9 +1,7 @@
-//! Runs the `sh,guest` blocks of README and book on a Linux host.
+//! Runs pages with `sh,guest` blocks of README and book whole and in order.
 //!
-//! A page with such blocks runs whole and in order. The storage node is a sandbox, and the host is
-//! a guest in that sandbox's network. One script stops when the host is next, and continues after
-//! it. Pages use 127.0.0.1 for both, so a relay in the guest forwards port 4420 to the sandbox. A
-//! line that names a disk waits until the disk exists. `docs_commands_run` has the other pages.
+//! The storage node is a sandbox, and the host is a guest in its network. Pages use 127.0.0.1 for
+//! both, so a relay in the guest forwards port 4420. A line that names a disk waits for it.
 
 use std::fs;
 use std::path::Path;
@@ -41,7 +39,7 @@ fn docs_commands_run_in_a_guest() -> Result<()> {
     Ok(())
 }
 
-/// Runs a page; returns the number of the host's turns.
+/// Returns the number of the host's turns.
 fn run(page: &Page) -> Result<usize> {
     let mut lines: Vec<String> = HANDS.lines().map(str::to_owned).collect();
     let mut turns = Vec::new();
@@ -82,7 +80,7 @@ fn run(page: &Page) -> Result<usize> {
     Ok(turns.len())
 }
 
-/// Waits for the host's turn; false if the script has ended.
+/// False if the script has ended.
 fn is_handed_over(page: &mut Running, home: &Path, turn: usize) -> Result<bool> {
     let mark = home.join(format!(".host.{turn}"));
     wait::until("the host's turn", LIMIT, || {

@@ -1,8 +1,7 @@
-//! Native multipath of a Linux host with two ports of one subsystem. No program in the guest
-//! notices ANA changes, a lost path, or an engine's death.
+//! Native multipath of a Linux host with two ports of one subsystem. fio does not notice ANA
+//! changes, a lost path, or an engine's death.
 //!
-//! The second port is behind a proxy that can be cut. fio writes and verifies meanwhile, and the
-//! kernel's `ana_state` must follow. `crates/engine` tests the ANA rules.
+//! The second port is behind a proxy that can be cut. The kernel's `ana_state` must follow.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -64,7 +63,6 @@ impl Proxy {
     }
 }
 
-/// Forwards bytes one way until either side ends.
 fn carry(mut from: TcpStream, mut to: TcpStream) {
     let mut bytes = [0; 65536];
     while let Ok(count @ 1..) = from.read(&mut bytes) {
@@ -76,7 +74,7 @@ fn carry(mut from: TcpStream, mut to: TcpStream) {
     let _ = to.shutdown(Shutdown::Both);
 }
 
-/// The kernel's states of its two paths, in the order of their connections.
+/// In the order of their connections.
 fn ana_states(guest: &Guest) -> Result<Vec<String>> {
     let said = guest.check("cat /sys/block/nvme*c*n*/ana_state", MINUTE)?;
     Ok(said.split_whitespace().map(str::to_owned).collect())
@@ -167,7 +165,7 @@ fn linux_guest_multipath() -> Result<()> {
     let output = load.wait(5 * MINUTE)?;
     ensure!(output.code == 0, "fio: {}", output.text);
     let log = guest.check("dmesg", MINUTE)?;
-    // The kernel logs the failed path and the failover, but no I/O error.
+    // The kernel logs a failed path and the failover, but no I/O error.
     let bad: Vec<&str> = log
         .lines()
         .filter(|line| {

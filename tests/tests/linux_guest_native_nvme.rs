@@ -1,9 +1,9 @@
 //! Native NVMe commands on a pool's NVMe drive bypass the kernel's block layer.
 //!
-//! Forebay runs inside a guest and uses a drive that QEMU emulates. The kernel's read counter omits
-//! NVMe commands by io_uring, so it stays low during verified I/O. Program and test enter the guest
-//! as a tape. There the test runs the device suite on a drive with 4-KiB blocks and 128-KiB
-//! transfers. A drive with metadata must not be used natively. Then engines are killed under load.
+//! Forebay runs inside a guest with QEMU's drives; program and test enter it as a tape. The
+//! kernel's read counter omits NVMe commands by io_uring, so it stays low. The test also runs the
+//! device suite on a drive with 4-KiB blocks and 128-KiB transfers. A drive with metadata is not
+//! used natively. Then engines are killed under load.
 
 use std::process::Command;
 use std::time::Duration;
@@ -22,8 +22,8 @@ const LIBRARY: &str = "libgcc_s.so.1";
 /// Set inside the guest: the drive to test, and whether it should be native.
 const INSIDE: &str = "FOREBAY_TEST_NATIVE_INSIDE";
 
-/// `disk NUMBER`: the drive of that number; `tcp_disk`: Forebay's disk; `shown COMMAND`: waits
-/// until it names a disk.
+/// `disk NUMBER`: that drive; `tcp_disk`: Forebay's disk; `shown COMMAND`: waits until it names a
+/// disk.
 const DISKS: &str = "set -e
 disk() {
     for controller in /sys/class/nvme/*; do
@@ -74,7 +74,6 @@ fio --name=verify --filename=$disk --size=48m --bsrange=4k-256k --rw=write --ioe
 blkdiscard -f $disk
 cmp -n 50331648 $disk /dev/zero";
 
-/// Runs this test on two drives inside the guest.
 const JUDGE: &str = "cd /tmp/forebay
 suite() {
     drive=$(shown disk $1)
@@ -83,7 +82,6 @@ suite() {
 suite 2 natively
 suite 3 usually";
 
-/// Kills the engine three times under verified load.
 const KILLS: &str = "cd /tmp/forebay
 disk=$(shown tcp_disk)
 engine() {

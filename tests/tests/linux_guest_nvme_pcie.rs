@@ -1,7 +1,6 @@
-//! A Linux guest under QEMU 11 with an NVMe disk over vfio-user: filesystem, verified I/O, resets
-//! under load, growth, hot-plug, every kind of doorbell.
-//!
-//! Engines die unnoticed, and QEMU dies. At the end the guest's log must have no complaints.
+//! A Linux guest under QEMU 11 with an NVMe disk over vfio-user: filesystem, verified I/O, resets,
+//! growth, hot-plug, doorbells, and deaths of engine and QEMU. At the end the guest's log has no
+//! complaints.
 
 use std::time::Duration;
 
@@ -28,7 +27,6 @@ fn boot() -> Result<(Daemon, Guest, String)> {
     Ok((daemon, guest, disk))
 }
 
-/// Boots a guest and waits for its disk.
 fn boot_with(daemon: &Daemon, options: &GuestOptions) -> Result<(Guest, String)> {
     let guest = Guest::boot(options).map_err(|error| daemon.with_logs(error))?;
     guest.check("modprobe nvme", MINUTE)?;
@@ -89,7 +87,6 @@ fn endless(guest: &Guest, fio: &str) -> Result<Job> {
     ))
 }
 
-/// Waits until the engine has counted further writes.
 fn more_writes(daemon: &Daemon, load: &Job, what: &str) -> Result<()> {
     let writes = || -> Result<u64> {
         let stats = daemon.cli(&["stats"])?;
@@ -107,7 +104,6 @@ fn more_writes(daemon: &Daemon, load: &Job, what: &str) -> Result<()> {
     .map_err(|error| daemon.with_logs(error))
 }
 
-/// Resets controller and function repeatedly under verified load.
 fn reset_under_load(daemon: &Daemon, guest: &Guest) -> Result<()> {
     let function = "/sys/class/nvme/nvme0/device";
     let set_level = format!("echo flr > {function}/reset_method && cat {function}/reset_method");
@@ -127,8 +123,8 @@ fn reset_under_load(daemon: &Daemon, guest: &Guest) -> Result<()> {
     finish(guest, load).context("fio under resets")
 }
 
-/// Deletes the export under load: the guest gets errors and loses its disk. Then a new export of
-/// the volume is plugged in, with its data. Another VM's disk is unaffected.
+/// Deletes the export under load, and plugs a new one in, with its data. Another VM's disk is
+/// unaffected.
 fn hot_unplug(daemon: &Daemon, guest: &Guest) -> Result<()> {
     let other = machine::export(daemon, "other", "64M", Frontend::NvmePcie)?;
     machine::fill(&other, OTHER_BYTES, 7)?;
@@ -143,7 +139,7 @@ fn hot_unplug(daemon: &Daemon, guest: &Guest) -> Result<()> {
     daemon.cli(&["export", "delete", "t/disk", "--disconnect-hosts"])?;
     gone(guest, load).map_err(|error| daemon.with_logs(error))?;
     machine::look(&other, OTHER_BYTES, 7)?;
-    // The guest still has a controller without a namespace and without a peer.
+    // A controller without namespace and peer is left.
     let remove = "echo 1 > /sys/class/nvme/nvme0/device/remove && ! ls /dev/nvme0";
     guest.check(remove, 2 * MINUTE)?;
 
@@ -161,7 +157,6 @@ fn hot_unplug(daemon: &Daemon, guest: &Guest) -> Result<()> {
     Ok(())
 }
 
-/// A running load beyond the first 64 MiB.
 fn beyond_content(daemon: &Daemon, guest: &Guest, disk: &str) -> Result<Job> {
     let load = endless(
         guest,
@@ -174,7 +169,6 @@ fn beyond_content(daemon: &Daemon, guest: &Guest, disk: &str) -> Result<Job> {
     Ok(load)
 }
 
-/// The disk has vanished, and its load has failed.
 fn gone(guest: &Guest, load: Job) -> Result<()> {
     let vanished = "for try in $(seq 600); do ls /dev/nvme*n1 > /dev/null 2>&1 || exit 0; sleep 0.1; done; exit 1";
     guest.check(vanished, 2 * MINUTE)?;
@@ -238,7 +232,7 @@ fn mapped_doorbells(daemon: &mut Daemon, guest: &Guest) -> Result<()> {
     no_complaints(guest, &["pci function", "enabling device", "queues"])
 }
 
-/// Kills QEMU under load. A new one, started as `export show` prints, finds the data and works.
+/// The new QEMU is started as `export show` prints.
 fn qemu_dies(daemon: &Daemon, guest: Guest, disk: &str) -> Result<Guest> {
     let content = |guest: &Guest, disk: &str| {
         let part = "bs=64k skip=512 count=128 iflag=direct 2> /dev/null";
@@ -265,7 +259,7 @@ fn qemu_dies(daemon: &Daemon, guest: Guest, disk: &str) -> Result<Guest> {
     Ok(guest)
 }
 
-/// The kernel's log has only `expected` messages about disks.
+/// Only `expected` messages about disks.
 fn no_complaints(guest: &Guest, expected: &[&str]) -> Result<()> {
     let log = guest.check("dmesg", MINUTE)?;
     let ours = |line: &&str| {

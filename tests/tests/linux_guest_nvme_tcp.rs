@@ -1,8 +1,5 @@
 //! A Linux host uses Forebay over NVMe/TCP: discovery, connect, filesystem, verified I/O,
-//! deallocation, growth, reconnection.
-//!
-//! One guest and one daemon go through these steps in order, a function each. At the end the
-//! guest's log must have no complaints.
+//! deallocation, growth, reconnection. At the end its log has no complaints.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -70,7 +67,7 @@ fn linux_guest_nvme_tcp() -> Result<()> {
     step("stop", || daemon.stop())
 }
 
-/// Runs a step and prints its duration (`--nocapture` shows it at once).
+/// Prints the duration of a step (`--nocapture` shows it at once).
 fn step<T>(name: &str, run: impl FnOnce() -> Result<T>) -> Result<T> {
     let start = Instant::now();
     let result = run();
@@ -126,7 +123,7 @@ fn a_stranger_is_refused(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Connects, and returns the disk's name in `/dev`.
+/// Returns the disk's name in `/dev`.
 fn connect(lab: &Lab) -> Result<String> {
     let command = format!("nvme connect {} -n {}", lab.where_to(&HOST), lab.nqn);
     lab.guest.check(&command, MINUTE)?;
@@ -222,7 +219,6 @@ fn fstrim_gives_space_back(lab: &Lab) -> Result<()> {
     .with_context(|| format!("of {FILE_BYTES} bytes the pool and its file have back {back:?}"))
 }
 
-/// The pool's extents that are not available to others.
 fn used_bytes(lab: &Lab) -> Result<u64> {
     let pool = lab.daemon.cli(&["pool", "show"])?;
     let bytes = |key: &str| pool[key].as_u64().with_context(|| key.to_owned());
@@ -302,7 +298,6 @@ fn every_page_and_feature_answers(lab: &Lab, disk: &str) -> Result<()> {
     Ok(())
 }
 
-/// Another volume, with 512-byte blocks and both digests.
 fn digests_and_small_blocks(lab: &Lab) -> Result<()> {
     lab.daemon.cli(&[
         "volume",
@@ -372,7 +367,6 @@ fn the_kernel_has_no_complaints(lab: &Lab) -> Result<()> {
 }
 
 impl Lab {
-    /// Options of `nvme` to reach the target as `host`.
     fn where_to(&self, host: &Host) -> String {
         format!(
             "-t tcp -a {HOST_ADDRESS} -s {} --hostnqn={} --hostid={}",

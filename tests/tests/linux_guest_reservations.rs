@@ -1,8 +1,7 @@
 //! Two hosts share a volume by reservations, and one preempts the other during its writes.
 //!
-//! Host A is the guest, with `nvme` and fio; host B is the test, with raw PDUs. After B's preempt
-//! is answered, no write of A may reach the volume. A dead engine's successor enforces that too.
-//! `crates/nvme` has the rules, `crates/engine` deaths at each step.
+//! Host A is the guest, host B the test with raw PDUs. After B's preempt is answered, no write of A
+//! may reach the volume, also across an engine's death.
 
 use std::time::Duration;
 
@@ -47,7 +46,6 @@ fn reserve(io: &mut RawHost, opcode: u8, action: u32, keys: [u64; 2]) -> Status 
     io.response().status()
 }
 
-/// Whether host A, the guest, may write now.
 fn guest_writes(guest: &Guest, disk: &str) -> Result<bool> {
     let write = format!("dd if=/dev/urandom of={disk} bs=4k count=1 oflag=direct conv=fsync");
     Ok(guest.run(&write, MINUTE)?.code == 0)

@@ -1,7 +1,4 @@
-//! Tests the guest harness without Forebay, to tell whether a failed guest test is the guest's
-//! fault.
-//!
-//! It uses the guest's own NVMe/TCP target to test every program that the other tests need.
+//! Tests the guest harness and its programs without Forebay, with the guest's own NVMe/TCP target.
 
 use std::time::Duration;
 
@@ -9,7 +6,7 @@ use forebay_tests::guest::{Guest, GuestOptions};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// The kernel's NVMe/TCP target in the guest, with a disk in memory.
+/// The kernel's NVMe/TCP target, with a disk in memory.
 const TARGET: &str = "set -e
 modprobe null_blk nr_devices=1 memory_backed=1 discard=1 gb=1 bs=4096
 modprobe nvmet-tcp

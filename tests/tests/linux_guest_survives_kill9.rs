@@ -1,7 +1,5 @@
-//! A Linux host does not notice twenty deaths of the engine: no I/O error, no reconnection, no log
-//! line.
-//!
-//! fio writes and verifies at random until the last death is over.
+//! A Linux host with verified load does not notice twenty deaths of the engine: no I/O error, no
+//! reconnection, no log line.
 
 use std::time::Duration;
 

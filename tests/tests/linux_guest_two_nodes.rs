@@ -1,6 +1,5 @@
-//! A Linux host uses two nodes with default names and equal tenant and volume names.
-//!
-//! It connects by `nvme connect-all`, and by the NQN from `export show --json`.
+//! A Linux host uses two nodes with default names and equal tenants and volumes, by
+//! `nvme connect-all` and by the NQN in `export show --json`.
 
 use std::time::Duration;
 

@@ -1,7 +1,5 @@
-//! Linux guests with a vhost-user disk, under two frontends: filesystem, verified I/O,
+//! Linux guests with a vhost-user disk, in User Mode Linux and QEMU 11: filesystem, verified I/O,
 //! deallocation, growth, and deaths of engine and guest.
-//!
-//! User Mode Linux boots in seconds and does one job. QEMU 11 (`guest::tools`) takes commands.
 
 use std::path::Path;
 use std::time::Duration;
@@ -36,7 +34,7 @@ fn writes(daemon: &Daemon) -> Result<u64> {
     lane["write"]["ops"].as_u64().context("no writes counted")
 }
 
-/// Waits until the engine has counted 50 further writes.
+/// At least 50.
 fn more_writes(daemon: &Daemon, mut ended: impl FnMut() -> Result<Option<String>>) -> Result<()> {
     let before = writes(daemon)?;
     wait::until("the guest's writes", 2 * MINUTE, || {
@@ -136,7 +134,6 @@ fn in_qemu(daemon: &mut Daemon) -> Result<()> {
     guest.power_off()
 }
 
-/// Plugs memory in under load, uses it, and unplugs it under load.
 fn memory_comes_and_goes(daemon: &Daemon, guest: &Guest) -> Result<()> {
     let memory = || {
         let shown = daemon.cli(&["export", "show", "t/disk"])?;
@@ -144,7 +141,7 @@ fn memory_comes_and_goes(daemon: &Daemon, guest: &Guest) -> Result<()> {
         bytes.with_context(|| format!("no memory in {shown}"))
     };
     let before = memory()?;
-    // New memory is used first, and only for movable pages, so that it can be unplugged.
+    // Only for movable pages, so that the memory can be unplugged.
     let policy = "echo online_movable > /sys/devices/system/memory/auto_online_blocks";
     guest.check(policy, MINUTE)?;
     let load = guest.spawn(&format!("{FIO} --size=16m --fsync=64"))?;
@@ -179,14 +176,14 @@ fn boot(options: &GuestOptions) -> Result<Guest> {
     wait::until("the disk", MINUTE, || {
         Ok((guest.run("[ -b /dev/vda ]", MINUTE)?.code == 0).then_some(()))
     })?;
-    // Otherwise it would never flush, and its writes would not be durable.
+    // Otherwise its writes would not be durable.
     let cache = guest.check("cat /sys/block/vda/cache_type", MINUTE)?;
     ensure!(cache.trim() == "write back", "the guest's disk is {cache}");
     guest.check("dmesg --clear", MINUTE)?;
     Ok(guest)
 }
 
-/// Guests die while they write; the next one finds a filesystem that can be repaired.
+/// The next guest finds a filesystem that can be repaired.
 #[test]
 #[ignore = "boots Linux guests: cargo xtask test guest"]
 fn client_kill_and_restart_guests() -> Result<()> {

@@ -1,7 +1,5 @@
-//! User-space drivers are killed while they write. Their export is usable again at once, no late
-//! write lands, and other data survives.
-//!
-//! The driver is `forebay bench machine`, killed once the engine has counted its writes.
+//! User-space drivers (`forebay bench machine`) are killed while they write. Their export is usable
+//! again at once, no late write lands, and other data survives.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -15,7 +13,7 @@ use forebay_tests::machine::{self, Frontend};
 use forebay_tests::wait;
 
 const MINUTE: Duration = Duration::from_secs(60);
-/// The checked area is in front of the area that drivers write.
+/// The checked area, in front of the drivers' area.
 const KEPT_BYTES: u64 = 8 << 20;
 
 #[test]

@@ -1,9 +1,8 @@
-//! VM disks keep their connections while engines and daemons die at any point, as long as one
-//! process lives. Connections made meanwhile are served later.
+//! VM disks keep their connections at every death, as long as engine or daemon lives. Connections
+//! made meanwhile are served later.
 //!
-//! Engines of one daemon die in a chain, each at its own point ([`forebay_xlate::kill`]). Both
-//! kinds of disk are loaded, and visitors connect and leave, so that every point is reached.
-//! `takeover_points` has network hosts.
+//! Engines of one daemon die in a chain, each at its own point ([`forebay_xlate::kill`]). Disks of
+//! both kinds are loaded, and visitors connect and leave, so that every point is reached.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -23,7 +22,6 @@ use forebay_xlate::kill::POINTS;
 const MINUTE: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
 
-/// A daemon with a disk of each kind, each under load.
 fn served() -> Result<(Daemon, Vec<MachineVerify>)> {
     let daemon = machine::serve(&DaemonOptions::default(), "2G")?;
     let kinds = [
@@ -50,7 +48,7 @@ fn served() -> Result<(Daemon, Vec<MachineVerify>)> {
     Ok((daemon, specs))
 }
 
-/// Connects, writes, reads and disconnects. False if the connection was lost during connect.
+/// False if the connection was lost during connect.
 fn visit(target: &Target, byte: u8) -> Result<bool> {
     let options = Options {
         depth: 1,
@@ -98,8 +96,7 @@ fn chain_of_deaths(chain: &[(&str, u64)]) -> Result<()> {
     let visits = AtomicU64::new(0);
     machine::during_loads(&mut daemon, specs, |daemon, work| {
         work.more("the first writes")?;
-        // A second daemon's engines have the kill points, so that all disks are connected before
-        // the first death.
+        // A second daemon's engines have the kill points, so that all disks connect first.
         daemon.kill_daemon()?;
         daemon.environment = vec![("FOREBAY_KILL".into(), kills.join(","))];
         daemon.start_again()?;
@@ -143,7 +140,7 @@ fn chain_of_deaths(chain: &[(&str, u64)]) -> Result<()> {
             waited?;
             for turned_away in visitors {
                 // Between accept(2) and the daemon's receipt of the socket, a connection dies with
-                // its engine. Busy processors make that likelier. Every other visit is served.
+                // its engine. Busy processors make that likelier.
                 let turned_away = turned_away?;
                 ensure!(
                     turned_away <= chain.len() as u64 / 3,
@@ -163,8 +160,8 @@ fn chain_of_deaths(chain: &[(&str, u64)]) -> Result<()> {
 fn kill_at_each_point_of_machines() -> Result<()> {
     let mut dice = Dice(lab::count_from("FOREBAY_TEST_SEED", 4));
     let parts = ["vm.", "pcie."];
-    // The engine only asks a client whose memory has no descriptor
-    // (`frontend::vfio_user::tests::remote` in the engine's crate).
+    // Only clients whose memory has no descriptor are asked (`frontend::vfio_user::tests::remote`
+    // in the engine's crate).
     let asks = ["vm.asking", "vm.asked"];
     let mut over = ["over.adopted", "over.converted", "over.resumed"]
         .iter()
@@ -190,8 +187,7 @@ fn kill_at_each_point_of_machines() -> Result<()> {
     chain_of_deaths(&chain)
 }
 
-/// In turns: death of an engine, of a daemon, of an adopted engine, an upgrade, and deaths of two
-/// engines in a row.
+/// Deaths of an engine, of a daemon, of an adopted engine, of two engines in a row, and an upgrade.
 #[test]
 fn engines_and_daemons_die_in_turns() -> Result<()> {
     let (mut daemon, specs) = served()?;
@@ -292,7 +288,7 @@ fn both_die_and_machines_connect_again() -> Result<()> {
     daemon.stop()
 }
 
-/// Sockets at this path: listening, connected and connecting.
+/// Listening, connected and connecting sockets.
 fn sockets_at(path: &Path) -> Result<usize> {
     let path = path.display().to_string();
     let all = std::fs::read_to_string("/proc/net/unix")?;
@@ -322,8 +318,7 @@ fn who_connects_while_nobody_is_there_is_served_later() -> Result<()> {
             ensure!(served, "{frontend:?}: it was turned away");
             Ok(())
         })?;
-        // There is no daemon. The engine accepts the VM, but its memory waits until a daemon holds
-        // it too.
+        // The engine accepts the VM, but its memory waits until a daemon holds it too.
         daemon.kill_daemon()?;
         std::thread::scope(|scope| -> Result<()> {
             let visitor = scope.spawn(|| visit(&target, 2));

@@ -1,8 +1,8 @@
-//! One volume through three frontends: a network disk, a PCI controller and a virtio disk. Its
-//! content is identical through each, in succession or, with shared exports, at once.
+//! One volume through three frontends: a network disk, a PCI controller and a virtio disk, in
+//! succession or, with shared exports, at once.
 //!
-//! A completed write is visible to all others at once. A host's reservation excludes VMs, also
-//! across deaths. Content names its place, so stale copies are detected.
+//! A completed write is visible to all at once. A host's reservation excludes VMs, also across
+//! deaths. Content names its place, so stale copies are detected.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -24,7 +24,6 @@ const MIB: u64 = 1 << 20;
 const BLOCK: usize = 4096;
 const VOLUME: &str = "t/v";
 const NQN: &str = "nqn.2026-01.io.forebay:test:t.v";
-/// Bytes that the test of successive frontends checks.
 const SPAN: u64 = 8 * MIB;
 
 struct Host {
@@ -190,7 +189,6 @@ fn two_exports_of_a_volume_must_both_be_shared() -> Result<()> {
     daemon.stop()
 }
 
-/// A VM's disk, used one command at a time.
 struct Machine {
     disk: Box<dyn Disk>,
     queues: Vec<Box<dyn Queue>>,
@@ -262,7 +260,7 @@ impl Three {
     }
 }
 
-/// Each writes and the others read, in turns over the same blocks: first holes, then mapped blocks.
+/// In turns over the same blocks: first holes, then mapped blocks.
 #[test]
 fn what_one_frontend_wrote_the_others_read() -> Result<()> {
     let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;

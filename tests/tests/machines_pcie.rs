@@ -1,8 +1,5 @@
 //! NVMe controllers over vfio-user with our own driver, which shares only NVMe's types with the
-//! target.
-//!
-//! Verified load with every kind of doorbell, zero copies, deaths of the engine, and 64 controllers
-//! at once.
+//! target: doorbells, zero copies, deaths of the engine, many controllers.
 
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -67,7 +64,7 @@ fn shapes() -> Vec<(Frontend, u32, Options)> {
     ]
 }
 
-/// Includes `zero_copy_counters`: a guest's NVMe data is never copied.
+/// Includes `zero_copy_counters`: NVMe data is never copied.
 #[test]
 fn verified_load_in_every_shape() -> Result<()> {
     let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
@@ -139,7 +136,6 @@ fn kill9_engine_verified_pcie() -> Result<()> {
     Ok(())
 }
 
-/// 64 connected controllers on one pool, all under load, and a death of the engine.
 #[test]
 fn sixty_four_controllers() -> Result<()> {
     const CONTROLLERS: u8 = 64;
@@ -196,8 +192,8 @@ fn sixty_four_controllers() -> Result<()> {
     daemon.stop()
 }
 
-/// The longest queues are full, and the device hangs. The documented number of commands is in
-/// flight, and the others wait in the VM's memory. Later all succeed.
+/// The device hangs. The documented number of commands is in flight, and the others wait in the
+/// VM's memory. Later all succeed.
 #[test]
 fn full_queues_wait_for_the_commands_in_hand() -> Result<()> {
     const QUEUES: u16 = 64;
@@ -262,7 +258,6 @@ fn full_queues_wait_for_the_commands_in_hand() -> Result<()> {
     daemon.stop()
 }
 
-/// Writes to a block device are not copied either.
 #[test]
 fn zero_copy_counters_over_a_block_device() -> Result<()> {
     let mut daemon = Daemon::start(&DaemonOptions::default())?;
@@ -297,7 +292,7 @@ fn zero_copy_counters_over_a_block_device() -> Result<()> {
 struct Loop(String);
 
 impl Loop {
-    /// Prints a message and returns `None` if loop devices are not available.
+    /// Prints why if there are no loop devices.
     fn over(file: &std::path::Path) -> Result<Option<Self>> {
         std::fs::File::create_new(file)?.set_len(1 << 30)?;
         let mut losetup = std::process::Command::new("losetup");
@@ -323,7 +318,7 @@ impl Drop for Loop {
     }
 }
 
-/// Growth is seen on request. Deleting an export first asks the VM to release the disk.
+/// Deleting an export first asks the VM to release the disk.
 #[test]
 fn growth_and_removal() -> Result<()> {
     let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;

@@ -1,9 +1,8 @@
 //! Daemon and engine die with commands in flight, and a VM reconnects with its rings and in-flight
 //! region. Each command ends exactly once, with correct data.
 //!
-//! The device hangs, so that the commands in flight are known, or delays at random, so that
-//! commands end out of order. Content names its place and version, so it shows which writes were
-//! executed.
+//! The device hangs, or delays at random so that commands end out of order. Content names its place
+//! and version, so it shows which writes were executed.
 
 use std::time::Duration;
 
@@ -22,11 +21,10 @@ const QUEUES: u16 = 2;
 const BYTES: u32 = 4096;
 const SEED: u64 = 11;
 
-/// A queue, and the expected effects of its commands.
 struct Lane {
     queue: VhostQueue,
     number: u16,
-    /// For each slot's place, the present version, or the one that its write in flight makes.
+    /// The version at each slot's place, or that of its write in flight.
     versions: Vec<u32>,
     /// The command of each slot.
     open: Vec<Option<Op>>,
@@ -38,7 +36,7 @@ impl Lane {
         u64::from(self.number * DEPTH + slot) * u64::from(BYTES)
     }
 
-    /// Submits a command in every free slot; all leave together.
+    /// All leave together.
     fn fill_up(&mut self) -> Result<()> {
         for slot in 0..DEPTH {
             let at = usize::from(slot);
@@ -69,7 +67,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Takes completions. The queue itself fails at an unexpected one.
+    /// The queue itself fails at an unexpected completion.
     fn collect(&mut self) -> Result<u64> {
         let mut done = Vec::new();
         self.queue.poll(&mut done)?;
@@ -177,7 +175,7 @@ impl Scene {
         Ok(faulty::set(&self.daemon.folder().join("pool.img"), faults)?)
     }
 
-    /// Waits for `commands` completions, and keeps all slots busy.
+    /// Keeps all slots busy meanwhile.
     fn work(&mut self, commands: u64) -> Result<()> {
         let mut ended = 0;
         self.until("commands", |lanes| {
@@ -218,7 +216,7 @@ impl Scene {
         })
     }
 
-    /// Kills both processes and takes completions; returns the number of commands in flight.
+    /// Returns the number of commands in flight.
     fn die(&mut self) -> Result<u16> {
         self.daemon.kill_all()?;
         wait::until("the end of the connection", MINUTE, || {
@@ -264,7 +262,7 @@ impl Scene {
         Ok(())
     }
 
-    /// Waits for all completions, reads all places, and checks that no completion repeats.
+    /// Reads all places, and checks that no completion repeats.
     fn finish(mut self) -> Result<()> {
         self.drain()?;
         for lane in &mut self.lanes {
@@ -285,7 +283,7 @@ const WAYS: [(Ring, bool); 4] = [
     (Ring::Packed, false),
 ];
 
-/// The device hangs: all slots of all queues are in flight, across one death and across two.
+/// All slots of all queues are in flight, across one death and across two.
 #[test]
 fn both_die_with_every_slot_in_flight() -> Result<()> {
     for (ring, indirect) in WAYS {
@@ -327,8 +325,7 @@ fn both_die_with_every_slot_in_flight() -> Result<()> {
     Ok(())
 }
 
-/// The device delays at random: commands end out of order around each death. The guest submits
-/// meanwhile.
+/// Commands end out of order around each death, and the guest submits meanwhile.
 #[test]
 fn both_die_while_commands_end_out_of_order() -> Result<()> {
     for (ring, indirect) in WAYS {

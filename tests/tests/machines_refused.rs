@@ -1,5 +1,4 @@
-//! Events about refused VMs: a second VM on a socket, and memory that is not shared. The clients
-//! are plain sockets.
+//! Events about refused VMs: a second VM on a socket, and memory that is not shared.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -13,7 +12,6 @@ use forebay_tests::wait;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Waits for an event of `kind` whose message has `part`.
 fn told(daemon: &Daemon, kind: &str, part: &str) -> Result<()> {
     wait::until(part, MINUTE, || {
         let events = lab::events(daemon)?;

@@ -1,7 +1,5 @@
-//! vhost-user-blk disks with our own driver, which shares no code with the target.
-//!
-//! Verified load with every shape of ring, zero copies, huge pages, registered memory, deaths of
-//! the engine, growth and removal.
+//! vhost-user-blk disks with our own driver, which shares no code with the target: rings, zero
+//! copies, huge pages, deaths of the engine, growth, removal.
 
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -258,7 +256,7 @@ fn discard_zeroes_and_growth() -> Result<()> {
     daemon.stop()
 }
 
-/// Huge pages of this node's kernel, reserved until dropped.
+/// Reserved until dropped.
 struct HugePages(u64);
 
 impl HugePages {

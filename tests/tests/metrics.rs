@@ -1,5 +1,5 @@
-//! Metrics for Prometheus are well formed, agree with the API's statistics, and do not fall when an
-//! engine dies under load.
+//! Metrics are well formed, agree with the API's statistics, and do not fall when an engine dies
+//! under load.
 
 use std::time::Duration;
 
@@ -111,7 +111,6 @@ fn metrics_say_what_stats_say_and_do_not_fall_at_a_death() -> Result<()> {
     daemon.stop()
 }
 
-/// Each transport has its own counters of copies, registrations and interrupts.
 #[test]
 fn transports_have_their_figures() -> Result<()> {
     let port = free_ports(1)?[0];
@@ -196,7 +195,7 @@ fn transports_have_their_figures() -> Result<()> {
     daemon.stop()
 }
 
-/// Throttling is distinguished from a slow device. Budget and sums survive the engine.
+/// Throttling differs from a slow device. Budget and sums survive the engine.
 #[test]
 fn budgets_are_kept_to_and_seen() -> Result<()> {
     let port = free_ports(1)?[0];
@@ -260,7 +259,7 @@ fn budgets_are_kept_to_and_seen() -> Result<()> {
     let labels = "{tenant=\"acme\",volume=\"db\"}";
     let times = first.get(&format!("forebay_volume_throttled_seconds_count{labels}"))?;
     ensure!(times > 0.0, "who waits is timed");
-    // It needs a hundredth of these bytes. With the small base, spent credit can't be earned again
+    // It needs a hundredth of these bytes. With the small base, spent credit is not earned again
     // during this test.
     let line =
         "tenant budget acme --base-iops 200 --base-bandwidth 64K --burst-bandwidth 10M --credit 7d";

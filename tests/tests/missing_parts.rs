@@ -1,5 +1,4 @@
-//! The daemon serves what it can when parts of its configuration are missing. Other tests have
-//! missing devices (`devices`, `pool_troubles`).
+//! The daemon serves all parts of its configuration that exist.
 
 use std::fs;
 use std::net::{SocketAddr, TcpListener};
@@ -235,7 +234,7 @@ impl Drop for ReadOnly {
     }
 }
 
-/// The engine keeps serving, and its pool is found, when the records of both are damaged.
+/// The engine keeps serving, and its pool is found.
 #[test]
 fn damaged_records_are_made_anew() -> Result<()> {
     let mut daemon = Daemon::start(&DaemonOptions::default())?;

@@ -1,9 +1,8 @@
-//! A daemon opens its own pool again. Neither a previous daemon's open devices nor its own recent
-//! ones prevent that.
+//! A daemon opens its own pool again, although its predecessor or itself has the devices open: many
+//! block devices, one that hangs, one that returns.
 //!
-//! There are many block devices, one that hangs, and one that goes away and returns. They are loop
-//! devices, some over a file whose requests the test delays, and a FUSE file system that ends and
-//! is mounted again. Needs root.
+//! They are loop devices, some over a file whose requests the test delays, and a FUSE file system.
+//! Needs root.
 
 use std::fs::File;
 use std::path::Path;
@@ -22,7 +21,7 @@ const MIB: u64 = 1 << 20;
 const SIZE: u64 = 16 * MIB;
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// Whether loop devices are available; prints a message if not.
+/// Prints a message if not.
 fn has_loop_devices(folder: &Path) -> Result<bool> {
     let file = folder.join("try");
     File::create(&file)?.set_len(MIB)?;
@@ -41,7 +40,6 @@ fn disk(folder: &Path, name: usize) -> Result<LoopDevice> {
     LoopDevice::over(&file)
 }
 
-/// A daemon with a pool on these devices and a full volume.
 fn serve(specs: &[String]) -> Result<(Daemon, Host)> {
     let daemon = Daemon::start(&DaemonOptions::default())?;
     daemon.create_pool(&as_arguments(specs))?;
@@ -63,7 +61,7 @@ fn open(daemon: &Daemon, specs: &[String]) -> Result<()> {
     daemon.cli(&arguments).map(drop)
 }
 
-/// Tolerates that `device list` fails while the pool is opened again.
+/// `device list` fails while the pool is opened again.
 fn wait_state(daemon: &Daemon, device: usize, state: &str) -> Result<()> {
     wait::until(&format!("device {device} is {state}"), MINUTE, || {
         let list = daemon.cli(&["device", "list"]).unwrap_or_default();
@@ -104,7 +102,7 @@ fn pool_open_many_block_devices() -> Result<()> {
     host.verify(Promise::Acknowledged)?;
     daemon.stop()?;
 
-    // A device returns: the daemon opens the other seven again, which it has open.
+    // A device returns: the daemon opens the other seven again.
     for _ in 0..3 {
         drop(disks.pop());
         daemon.start_again()?;
@@ -161,7 +159,7 @@ fn hung_daemon_does_not_block() -> Result<()> {
     daemon.stop()
 }
 
-/// Reads a block of each extent; returns the number of failures.
+/// Reads a block of each extent.
 fn failed_reads(host: &mut Host) -> Result<u64> {
     let (_session, mut queue) = host.connect()?;
     let mut failed = 0;

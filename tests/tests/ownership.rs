@@ -1,7 +1,7 @@
 //! A pool of another node is refused, watched and taken over, and its old owner loses it.
 //!
-//! The second node is a second daemon with its own folders. It reaches the pool's file through a
-//! loop device, so that the first one's locks do not stop it.
+//! The second node is a second daemon. It reaches the pool's file through a loop device, so that
+//! the first one's locks do not stop it.
 
 use std::net::SocketAddr;
 use std::process::Command;
@@ -17,7 +17,6 @@ use rustix::process::{Pid, Signal, kill_process};
 const HOST: &str = "nqn.2026-01.test:host";
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A daemon with a pool in a file, a loop device over that file, and a daemon without a pool.
 struct Two {
     first: Daemon,
     second: Daemon,
@@ -154,8 +153,7 @@ fn engine_heartbeat_without_daemon() -> Result<()> {
     two.first.pool_check()
 }
 
-/// Both processes are stopped beyond the heartbeat's window and lose the pool; later writes do not
-/// reach it.
+/// Both processes are stopped and lose the pool; later writes do not reach it.
 #[test]
 fn resumed_engine_checks_the_label() -> Result<()> {
     let two = two()?;
@@ -170,7 +168,7 @@ fn resumed_engine_checks_the_label() -> Result<()> {
     two.second.wait_engine_after(0, LIMIT)?;
     let (_other, mut other) = connect(&two.second)?;
     write(&mut other, 9)?;
-    // The write waits in the stopped engine's socket; it is the first thing that the engine sees.
+    // The write is the first thing that the resumed engine sees.
     let sent = std::thread::spawn(move || write(&mut queue, 66));
     std::thread::sleep(Duration::from_millis(200));
     send(processes.engine, Signal::CONT)?;

@@ -1,10 +1,9 @@
 //! The Debian package is installed, used, removed, and installed again. Removing and purging keep
-//! all data of the volumes.
+//! all data.
 //!
-//! dpkg runs in a sandbox without systemd (`service` has it). The daemon is started by hand as in
-//! the unit: as the service's user, with the packaged configuration. `systemd-analyze verify`
-//! checks the unit. The book's commands for an installed package must leave a program that serves.
-//! `xtask::package` checks the content.
+//! dpkg runs in a sandbox without systemd, so the daemon is started by hand as in the unit.
+//! `systemd-analyze verify` checks the unit. The book's commands for an installed package must
+//! leave a program that serves.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! A pool file that is missing, truncated, in use by another daemon, or foreign: each has a clear
-//! error. Afterwards the volume has its identity and data.
+//! A pool file that is missing, truncated, in use, or foreign: each has a clear error, and no data
+//! is lost.
 
 use std::fs::OpenOptions;
 use std::io::Write;

@@ -1,10 +1,9 @@
 //! Power cuts at random moments. The pool opens, flushed data and created volumes survive, deleted
-//! volumes stay deleted, and other blocks are old, new, or zero if never flushed.
+//! volumes stay deleted; other blocks are old, new, or zero if never flushed.
 //!
-//! The devices' volatile caches keep, drop, reorder and tear unflushed writes. Two volumes have a
-//! full load; others are created and deleted. Then all processes are killed, the devices lose
-//! power, and the run folder is removed. `FOREBAY_TEST_SEED` is the first round's seed,
-//! `FOREBAY_TEST_ROUNDS` their number. A seed replays commands and cuts, not their timing.
+//! The devices' volatile caches keep, drop, reorder and tear unflushed writes. `FOREBAY_TEST_SEED`
+//! is the first round's seed, `FOREBAY_TEST_ROUNDS` their number. A seed replays commands and cuts,
+//! not their timing.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -45,8 +44,7 @@ enum Mood {
     Busy,
     /// Few flushes.
     Calm,
-    /// Mostly overwrites of mapped blocks: the pool commits nothing, so the only flushes are the
-    /// host's.
+    /// Overwrites of mapped blocks: the pool commits nothing, so only the host flushes.
     Overwriting,
 }
 
@@ -123,7 +121,7 @@ impl Lab {
         let (dying, dead) = (AtomicBool::new(false), AtomicBool::new(false));
         let delay = Duration::from_millis(100 + dice.below(900));
         let engine_first = dice.below(2) == 0;
-        // Each flush and commit makes all earlier writes durable, so some rounds have few.
+        // Each flush and commit makes all earlier writes durable.
         let mood = [Mood::Busy, Mood::Calm, Mood::Overwriting][dice.below(3) as usize];
         let mut kept = std::mem::take(&mut self.kept);
         for volume in &mut kept {
@@ -185,11 +183,10 @@ impl Lab {
         Ok(cuts)
     }
 
-    /// Creates and deletes volumes until the death begins.
     fn come_and_go(&mut self, dice: &mut Dice, dying: &AtomicBool) -> Result<()> {
         while !dying.load(SeqCst) {
             let result = self.come_or_go(dice);
-            // A command that failed because of the death may have been executed.
+            // A failed command may have been executed.
             if !dying.load(SeqCst) {
                 result?;
             }

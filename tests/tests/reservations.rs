@@ -1,9 +1,8 @@
 //! Reservations are enforced and reported across deaths of engine and daemon, and across a reboot
 //! if they persist. A command during the daemon's death counts once.
 //!
-//! Only the reboot is simulated: all processes are killed, the run folder is removed, and the next
-//! daemon gets another boot id. `crates/nvme` has the rules, `crates/engine` deaths at each
-//! instruction, `linux_guest_reservations` a Linux host.
+//! Only the reboot is simulated: the run folder is removed, and the next daemon gets another boot
+//! id.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -28,7 +27,7 @@ const KEY_B: u64 = 0xb1;
 const PERSIST: u32 = 3 << 30;
 const REPLACE: u32 = 2;
 const WRITE_EXCLUSIVE: u32 = 1 << 8;
-/// The extended Reservation Status (7.5): its header, and each registrant, are this long.
+/// The extended Reservation Status (7.5) has a header and registrants of this length.
 const ENTRY_BYTES: usize = 64;
 
 struct Peer {
@@ -57,7 +56,6 @@ impl Peer {
         })
     }
 
-    /// Sends a command without waiting for its answer.
     fn say(&mut self, sqe: Sqe, transfer: HostTransfer, data: Vec<u8>) -> Result<()> {
         let said = self.queue.submit_command(sqe, transfer, 0, data);
         said.map_err(|refused| anyhow::anyhow!("{refused:?}"))?;
@@ -99,8 +97,7 @@ impl Peer {
         Ok(())
     }
 
-    /// The extended Reservation Status, without controller identifiers, which change with each
-    /// connection.
+    /// Without controller identifiers, which change with each connection.
     fn report(&mut self) -> Result<Vec<u8>> {
         let bytes = 3 * ENTRY_BYTES as u32;
         let sqe = Sqe::new(nvm::RESERVATION_REPORT, 0)
@@ -130,7 +127,7 @@ fn reserve(opcode: u8, cdw10: u32, keys: [u64; 2]) -> (Sqe, HostTransfer, Vec<u8
     (sqe, HostTransfer::ToController(16), data)
 }
 
-/// Host `a` registers and reserves, host `b` does not. Returns the report from then on.
+/// Host `a` reserves, host `b` does not register. Returns the report.
 fn reserved(a: &mut Peer, b: &mut Peer, persist: u32) -> Result<Vec<u8>> {
     a.reserve(nvm::RESERVATION_REGISTER, persist, [0, KEY_A])?;
     a.reserve(nvm::RESERVATION_ACQUIRE, WRITE_EXCLUSIVE, [KEY_A, 0])?;
@@ -143,7 +140,6 @@ fn reserved(a: &mut Peer, b: &mut Peer, persist: u32) -> Result<Vec<u8>> {
     Ok(report)
 }
 
-/// The reservation is enforced for both hosts, and reported.
 fn holds(daemon: &Daemon, a: &mut Peer, b: &mut Peer, report: &[u8]) -> Result<()> {
     let status = b.write()?;
     ensure!(

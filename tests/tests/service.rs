@@ -1,9 +1,7 @@
-//! The service under systemd, in a sandbox with the installed package: its user, locked memory, and
-//! a daemon that is restarted, stopped, killed and upgraded. The engine keeps serving, and hosts
-//! notice nothing.
+//! The service under systemd, in a sandbox: its user, locked memory, and a daemon that is
+//! restarted, stopped, killed and upgraded. The engine keeps serving, and hosts notice nothing.
 //!
-//! A load fails at the first error or lost connection. The `systemctl` commands are those of the
-//! book's operations page.
+//! The `systemctl` commands are those of the book's operations page.
 
 use std::time::Duration;
 
@@ -201,7 +199,7 @@ forebay volume list | grep t/disk
 #[test]
 fn the_service_under_systemd() -> Result<()> {
     if let Some(missing) = Sandbox::can_not_boot() {
-        // Few containers allow both, and nothing can be installed for that.
+        // Few containers allow both.
         eprintln!("NOT RUN: this needs {missing}");
         return Ok(());
     }

@@ -1,10 +1,8 @@
-//! Crowds of hosts that say nothing, stop halfway or read nothing, and operators who change budgets
-//! constantly, beside a verified load.
+//! Crowds of hosts that say nothing, stop halfway or read nothing, and constant changes of budgets,
+//! beside a verified load.
 //!
-//! Any peer that reaches the listener can do this without a name, so it must cost others nothing
-//! lasting. Each test compares descriptors and memory before and after, and the load must see no
-//! error, reconnect or wrong byte. Rates are paced and printed, never asserted. `crates/engine` has
-//! single malformed PDUs.
+//! Any peer can do this without a name, so it must cost others nothing lasting. Each test compares
+//! descriptors and memory before and after. Rates are paced and printed, never asserted.
 
 use std::net::{SocketAddr, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -30,7 +28,7 @@ use zerocopy::IntoBytes;
 mod raw;
 
 const HOST: &str = "nqn.2026-01.test:storm";
-/// Memory that a test may leave in a process's heap, whatever the crowd.
+/// Memory that a test may leave in a process's heap.
 const SLACK_BYTES: u64 = 48 << 20;
 
 /// Resources held for hosts.
@@ -58,7 +56,7 @@ fn held(daemon: &Daemon) -> Result<Held> {
     })
 }
 
-/// Waits until no more is held than before. The daemon's own work needs a descriptor or two.
+/// The daemon's own work needs a descriptor or two.
 fn wait_given_back(lab: &Lab, before: Held) -> Result<()> {
     let mut now = before;
     wait::until("everything is given back", MINUTE, || {
@@ -80,12 +78,11 @@ fn subsystem(volume: &str) -> String {
     format!("nqn.2026-01.io.forebay:test:t.{volume}")
 }
 
-/// Ends a connection with a reset, as a dying host does; it leaves no port in TIME_WAIT.
+/// As a dying host does; no port stays in TIME_WAIT.
 fn reset(socket: &TcpStream) {
     rustix::net::sockopt::set_socket_linger(socket, Some(Duration::ZERO)).expect("SO_LINGER");
 }
 
-/// One visit; the dice choose its kind and where it is cut.
 fn visit(address: SocketAddr, nqn: &str, kind: u64, dice: &mut Dice) -> Result<()> {
     let cut = |host: &mut RawHost, bytes: &[u8], dice: &mut Dice| {
         let end = dice.below(bytes.len() as u64 + 1) as usize;
@@ -123,7 +120,7 @@ fn visit(address: SocketAddr, nqn: &str, kind: u64, dice: &mut Dice) -> Result<(
             reset(&host.socket);
         }
         _ => {
-            // A whole association, which ends silently with a read and a write in flight.
+            // It ends silently with a read and a write in flight.
             let (admin, mut io) = attach(address, nqn, PLAIN, true);
             let (read, write) = (io.next_cid(), io.next_cid());
             let read = rw(READ, read, 0, 8).with_sgl(SglDescriptor::transport(8 * 4096));
@@ -197,8 +194,7 @@ fn half_open_thousands_keep_nobody_out() -> Result<()> {
         progress.more("the load has begun", 100)?;
         let mut crowd = Vec::new();
         for i in 0..5000u64 {
-            // The oldest of the crowd are disconnected; later connections may be refused for a
-            // moment.
+            // The oldest are disconnected; later connections may be refused for a moment.
             if let Ok(socket) = TcpStream::connect(address) {
                 if i % 2 == 0 {
                     let mut out = [0; tcp::MAX_HEADER_BYTES];
@@ -239,7 +235,7 @@ fn slow_reader_does_not_stall_others() -> Result<()> {
             let sqe = rw(READ, cid, i % 64 * 32, 32).with_sgl(SglDescriptor::transport(32 * 4096));
             io.capsule(&sqe, &[]);
         }
-        // It reads nothing: its data fills its socket and its share of buffers only.
+        // Its data fills its socket and its share of buffers only.
         progress.more("the load goes on beside a host that reads nothing", 2000)?;
         let engine = daemon.processes()?.engine;
         let resident = resident_bytes(engine)?;
@@ -319,7 +315,7 @@ fn silent_writers_are_ended_and_hold_up_nobody() -> Result<()> {
     lab.finish()
 }
 
-/// One change of the configuration: method, path, body, and whether it must be refused.
+/// Method, path, body, and whether it must be refused.
 fn change(dice: &mut Dice) -> (&'static str, String, String, bool) {
     let tenant = ["t", "t", "u"][dice.below(3) as usize];
     let volume = ["a", "b", "c", "d"][dice.below(4) as usize];
@@ -409,7 +405,7 @@ fn passed(api: &mut Api) -> Result<(Vec<u64>, u64)> {
     Ok((windows, used.context("what t has used")?))
 }
 
-/// After any number of changes by any clients, the last one is in effect.
+/// The last change is in effect.
 #[test]
 fn qos_set_storm() -> Result<()> {
     const CLIENTS: u64 = 16;

@@ -1,10 +1,8 @@
 //! An engine dies under verified load, and hosts notice nothing.
 //!
-//! The cases: random kills, both processes, commands that kill or hang, a hanging control thread, a
-//! damaged state region, a broken conversation. Hosts ([`forebay_tests::host`]) fail at the first
-//! lost connection, bad status or wrong byte. `FOREBAY_KILLS` is the number of kills,
-//! `FOREBAY_TEST_SEED` their timing. `takeover_fence` has late device I/O, `takeover_points` single
-//! points of death.
+//! Random kills, both processes, commands that kill or hang, a hanging control thread, a damaged
+//! state region, a broken conversation. `FOREBAY_KILLS` is the number of kills, `FOREBAY_TEST_SEED`
+//! their timing. `takeover_fence` has late device I/O, `takeover_points` single points of death.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -26,7 +24,7 @@ fn kill9_engine_verified() -> Result<()> {
     let kills = lab::count_from("FOREBAY_KILLS", 50);
     let mut dice = Dice(lab::count_from("FOREBAY_TEST_SEED", 1));
     let mut lab = Lab::new(&LabOptions {
-        // Two devices, because one may be free of the dead engine's requests before the other.
+        // One may be free of the dead engine's requests before the other.
         devices: vec!["file:FOLDER/a.img".into(), "file:FOLDER/b.img".into()],
         ..LabOptions::volumes(4, 64 * MIB)
     })?;
@@ -72,7 +70,7 @@ fn kill9_daemon_and_engine_together() -> Result<()> {
     lab.finish()
 }
 
-/// A volume without a load, with one block whose place on the device is known.
+/// One block's place on the device is known.
 struct Victim {
     session: Session,
     queue: IoQueue,
@@ -262,7 +260,7 @@ fn stuck_control_thread_is_replaced() -> Result<()> {
     lab.finish()
 }
 
-/// The conversation of daemon and engine breaks while both live. Later connections are also kept.
+/// Connections after the break are also kept.
 #[test]
 fn a_conversation_that_broke_is_gone_on_with() -> Result<()> {
     let mut lab = Lab::new(&LabOptions::volumes(2, 32 * MIB))?;
@@ -306,7 +304,7 @@ fn kill(pid: u32, signal: Signal) -> Result<()> {
 
 const DAMAGES: u64 = 12;
 
-/// Each death damages one host's records. That host may reconnect; others notice nothing.
+/// Each death damages one host's records. Only that host may reconnect.
 #[test]
 fn damaged_state_region_resets_one_lane() -> Result<()> {
     let mut dice = Dice(lab::count_from("FOREBAY_TEST_SEED", 1));

@@ -1,9 +1,8 @@
 //! I/O of a dead engine or a closed connection that is still at the device. It is not repeated,
-//! answered or overlapped before the device is done with it, and late data harms no other buffer or
-//! block.
+//! answered or overlapped before the device is done, and late data harms nothing else.
 //!
-//! The pool's file delays reads and writes ([`forebay_tests::hold`]), with the kernel's real late
-//! I/O and the engine's real lock. Order is shown by events: other commands complete meanwhile.
+//! The pool's file delays reads and writes ([`forebay_tests::hold`]). Order is shown by events:
+//! other commands complete meanwhile.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -98,7 +97,7 @@ impl Stage {
     }
 }
 
-/// A connection whose commands are identified by their block.
+/// Its commands are identified by their block.
 struct Line {
     queue: IoQueue,
     _session: Session,
@@ -156,7 +155,6 @@ impl Line {
         self.submit(tag, &op, vec![0; BLOCK])
     }
 
-    /// Waits for a command's success; returns its data.
     fn wait(&mut self, tag: u64) -> Result<Vec<u8>> {
         let ended = wait::until("a command's end", MINUTE, || {
             self.look(Duration::from_millis(5))?;
@@ -199,7 +197,7 @@ fn fence_holds_late_write() -> Result<()> {
     line.write(HELD, 2)?;
     stage.hold.wait_held(1)?;
     stage.kill_engine()?;
-    // Overlapping commands wait, recovered or new; all others are served on the same connection.
+    // Overlapping commands wait; all others are served on the same connection.
     line.read(5000, HELD)?;
     line.others_are_served()?;
     line.not_ended(HELD, "the write that is still at the device")?;
@@ -214,7 +212,7 @@ fn fence_holds_late_write() -> Result<()> {
     stage.end()
 }
 
-/// After three deaths, the fence still waits for the first.
+/// It still waits for the first death's write.
 #[test]
 fn fence_holds_through_many_deaths() -> Result<()> {
     let stage = Stage::new()?;
@@ -291,7 +289,6 @@ fn failover_ghost_write() -> Result<()> {
     Ok(())
 }
 
-/// A closed connection's read lands while other data waits in buffers.
 fn late_read_spares_waiting_data() -> Result<()> {
     let stage = Stage::new()?;
     let mut first = Line::new(stage.lab.address, A)?;

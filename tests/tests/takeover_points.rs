@@ -2,9 +2,8 @@
 //! hosts notice nothing while one process lives, and lose nothing when both die.
 //!
 //! Engines of one daemon die in a chain, each at its own point ([`forebay_xlate::kill`]); every
-//! second one dies at work. Hosts, a visitor and a host with partial PDUs make every point
-//! reachable. In other pairs, the daemon dies from an engine's death. `FOREBAY_PAIRS` is the number
-//! of pairs, `FOREBAY_TEST_SEED` selects them.
+//! second one dies at work. Hosts, a visitor and partial PDUs make every point reachable.
+//! `FOREBAY_PAIRS` is the number of pairs, `FOREBAY_TEST_SEED` selects them.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -41,8 +40,7 @@ fn taking_over() -> Vec<&'static str> {
     points(|point| point.starts_with("over."))
 }
 
-/// Connects, reads, writes, gets a growth event, disconnects. False if a connection was lost during
-/// connect.
+/// False if a connection was lost during connect.
 fn visit(lab_address: SocketAddr, grow: &dyn Fn() -> Result<()>) -> Result<bool, Error> {
     let options = Options {
         command_timeout: MINUTE,
@@ -79,7 +77,7 @@ fn visit(lab_address: SocketAddr, grow: &dyn Fn() -> Result<()>) -> Result<bool,
     Ok(true)
 }
 
-/// A host that sends its PDUs in parts, one for each receive.
+/// Sends PDUs in parts, one for each receive.
 struct Parts {
     _admin: RawHost,
     io: RawHost,
@@ -108,7 +106,7 @@ impl Parts {
         })
     }
 
-    /// Writes and reads, with a capsule header in two parts and data in parts.
+    /// A capsule header in two parts, and data in parts.
     fn turn(&mut self) -> Result<()> {
         let Self { io, dice, .. } = self;
         let byte = dice.below(255) as u8;
@@ -156,8 +154,7 @@ fn chain_of_deaths(chain: &[(&str, u64)]) -> Result<()> {
     let over = AtomicBool::new(false);
     let visits = AtomicU64::new(0);
     lab.during_load(Noticed::Nothing, |daemon, progress| {
-        // A second daemon's engines have the kill points, so that all hosts are connected before
-        // the first death.
+        // A second daemon's engines have the kill points, so that all hosts connect first.
         progress.more("hosts are connected", 1)?;
         daemon.kill_daemon()?;
         daemon.environment = vec![("FOREBAY_KILL".into(), kills.join(","))];
@@ -213,7 +210,7 @@ fn chain_of_deaths(chain: &[(&str, u64)]) -> Result<()> {
             in_parts?;
             ensure!(failed.is_empty(), "{failed:?}");
             // Between accept(2) and the daemon's receipt of the socket, a connection dies with its
-            // engine: always at one point, and by chance at others, more often on busy nodes.
+            // engine: always at one point, by chance at others.
             let unlucky = chain
                 .iter()
                 .filter(|(p, _)| *p == "accept.accepted")
@@ -256,11 +253,10 @@ fn kill_at_pairs() -> Result<()> {
     chain_of_deaths(&chain)
 }
 
-/// A daemon's first engine dies at one point, and the daemon at a later one.
+/// A first engine dies at one point, and its daemon at a later one.
 fn both_die(daemon: &mut Daemon, engine: (&str, u64), point: &str) -> Result<()> {
     daemon.kill_daemon()?;
-    // The present engine dies first. The daemon's point is in the take-over in which the first
-    // engine dies, or in the next.
+    // The daemon's point is in the take-over in which the first engine dies, or in the next.
     let converting = [
         "over.greeted",
         "over.adopted",
@@ -282,7 +278,7 @@ fn both_die(daemon: &mut Daemon, engine: (&str, u64), point: &str) -> Result<()>
         if daemon.has_died()? {
             return Ok(Some(()));
         }
-        // If the first engine died before the daemon's point, one more death is needed.
+        // If the first engine died too early, one more death is needed.
         looks += 1;
         let patience = if daemon.engine_number().unwrap_or(1) > 1 {
             20
@@ -326,7 +322,6 @@ fn both_die_at_pairs() -> Result<()> {
     lab.finish()
 }
 
-/// A new daemon finds an engine that dies as soon as it is greeted.
 #[test]
 fn a_found_engine_dies_at_once() -> Result<()> {
     let kill = "engine1:over.greeted:2";

@@ -1,10 +1,9 @@
 //! TCP streams that are cut anywhere continue at a successor: no byte repeated or lost, no command
 //! answered twice or executed after a later one.
 //!
-//! Hosts send raw PDUs in drips, pieces or bursts, with and without digests, in the capsule or by
-//! R2T. Engines die at named points, then at random times. A read must show its place's last
-//! answered write, or one in flight. `FOREBAY_TEST_SEED` sets the times, `FOREBAY_KILLS` the number
-//! of random deaths.
+//! Hosts send raw PDUs in drips, pieces or bursts, with and without digests. Engines die at named
+//! points, then at random times. A read must show its place's last answered write, or one in
+//! flight. `FOREBAY_TEST_SEED` sets the times, `FOREBAY_KILLS` the number of random deaths.
 
 #[allow(dead_code)]
 #[path = "../../crates/engine/tests/common/host.rs"]
@@ -33,7 +32,6 @@ const PLACE_BLOCKS: u64 = 6;
 const IN_CAPSULE: usize = 8192;
 const DEPTH: usize = 32;
 
-/// Sizes in which bytes are handed to the socket.
 #[derive(Debug, Clone, Copy)]
 enum Manner {
     Drips,
@@ -47,7 +45,7 @@ struct Running {
     /// For a write: its version, and its data until an R2T.
     write: Option<u32>,
     data: Vec<u8>,
-    /// For a read: the last answered version of its place at submission.
+    /// For a read: the last answered version at submission.
     answered: u32,
     got: usize,
 }
@@ -74,12 +72,12 @@ struct Streamer {
     completed: u64,
 }
 
-/// Blocks of a place: either they fit a capsule, or they need an R2T.
+/// Either they fit a capsule, or they need an R2T.
 fn blocks(place: usize) -> u64 {
     if place.is_multiple_of(2) { 2 } else { 6 }
 }
 
-/// The content of a block of a place in one version; version 0 is zeros.
+/// Version 0 is zeros.
 fn content(place: u64, block: u64, version: u32) -> Vec<u8> {
     let mut data = vec![0; BLOCK];
     if version > 0 {
@@ -122,7 +120,6 @@ impl Streamer {
         })
     }
 
-    /// Works until `over`, then waits for completions and reads everything.
     fn work(&mut self, over: &AtomicBool, completed: &AtomicU64) -> Result<()> {
         while !over.load(SeqCst) {
             while self.running.len() < DEPTH && self.out.len() < 1 << 18 {
@@ -226,7 +223,6 @@ impl Streamer {
         }
     }
 
-    /// Sends, receives, and waits a little if neither made progress.
     fn turn(&mut self) -> Result<()> {
         let sent = self.send()?;
         let received = self.receive()?;
@@ -267,7 +263,7 @@ impl Streamer {
     }
 
     fn receive(&mut self) -> Result<bool> {
-        // Sometimes the host is slow, so that answers stay in the target.
+        // A slow host, so that answers stay in the target.
         if self.dice.below(64) == 0 {
             std::thread::sleep(Duration::from_micros(self.dice.below(3000)));
         }
@@ -377,8 +373,8 @@ impl Streamer {
     }
 }
 
-/// Engines die at these points in order, each after a count from the seed. The first lives longer,
-/// because hosts connect to it. A socket that its daemon does not yet hold dies with its engine.
+/// Each dies after a count from the seed; the first lives longer, because hosts connect to it. A
+/// socket that its daemon does not yet hold dies with its engine.
 fn chain(points: &[&str], rounds: usize, most: u64, seed: u64) -> (String, usize) {
     let mut dice = Dice(seed);
     let all = (0..rounds).flat_map(|_| points.iter().copied());
@@ -392,7 +388,6 @@ fn chain(points: &[&str], rounds: usize, most: u64, seed: u64) -> (String, usize
     (kills.join(","), kills.len())
 }
 
-/// Hosts of all manners work while engines die at the points, then at random times.
 fn streams_survive(points: &[&str], rounds: usize, places: u64) -> Result<()> {
     let seed = lab::count_from("FOREBAY_TEST_SEED", 1);
     let (kills, count) = chain(points, rounds, 60, seed);

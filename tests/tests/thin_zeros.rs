@@ -1,8 +1,8 @@
-//! Space that another tenant used reads as zeros.
+//! Space that another tenant used reads as zeros, at once and after a restart, on a file and in
+//! memory.
 //!
-//! A volume fills most of a small pool and is deleted. Another tenant's volume gets its extents by
-//! single-block writes. The rest of each extent must read as zeros, at once and after a restart, on
-//! a file and in memory.
+//! A volume fills a small pool and is deleted. Another tenant's volume gets its extents by
+//! single-block writes.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -31,7 +31,7 @@ fn export(daemon: &Daemon, tenant: &str) -> Result<()> {
     Ok(())
 }
 
-/// The written block of an extent, at a different place in each.
+/// A different block in each extent.
 fn written(extent: u64) -> u64 {
     extent * (EXTENT / BLOCK) + extent % (EXTENT / BLOCK)
 }

@@ -1,7 +1,5 @@
-//! A long wait is reported with its cause and delays nothing else.
-//!
-//! In one case an older engine, played by the test, has a lock on a device. In the other a device
-//! (`faulty:`) is slow while the pool is opened.
+//! A long wait is reported with its cause and delays nothing else: for an older engine's lock (the
+//! test's own), and for a slow `faulty:` device.
 
 use std::net::SocketAddr;
 use std::path::Path;

@@ -2,10 +2,8 @@
 //! byte.
 //!
 //! Single troubles (`troubles`) alternate with storms (`storm`), on a pool of two `faulty:`
-//! devices. Processes die, devices fail, commands crash engines, connections are cut and volumes
-//! change. Anything that hosts notice beyond a trouble's tolerance is an error. At the end
-//! everything is read back and the pool is checked. There are no power cuts
-//! (`powercut_volatile_cache`).
+//! devices. Effects beyond a trouble's tolerance are errors. At the end everything is read back and
+//! the pool is checked.
 
 mod storm;
 mod troubles;

@@ -1,7 +1,7 @@
 //! All troubles at the same time, a thread for each kind.
 //!
-//! Hosts may lose connections, see device errors and be asked to retry, but must read correct data.
-//! Afterwards all hosts must work again. Results of the command line are ignored meanwhile.
+//! Hosts may lose connections and get errors, but must read correct data, and must work afterwards.
+//! Results of the command line are ignored.
 
 use std::path::Path;
 use std::process::Command;
@@ -111,13 +111,12 @@ impl Troubles<'_> {
     }
 }
 
-/// A device fault keeps the daemon from opening its pool; it tries again.
+/// After a device fault, the daemon tries again.
 fn has_no_pool(daemon: &Daemon) -> bool {
     daemon.status().is_ok_and(|status| status["pool"].is_null())
 }
 
-/// Kills processes until `end`. Then a killed daemon runs again, unless a device fault prevents
-/// that.
+/// Afterwards a killed daemon runs again, unless a device fault prevents that.
 fn die(daemon: &mut Daemon, dice: &mut Dice, end: Instant, happened: &Happened) -> Result<()> {
     while Instant::now() < end {
         std::thread::sleep(Duration::from_millis(50 + dice.below(700)));

@@ -19,7 +19,7 @@ use serde_json::Value;
 use crate::Shared;
 use crate::victim::Victim;
 
-/// A trouble is over when each host has completed this many further commands.
+/// Further commands of each host, until a trouble is over.
 const SETTLED: u64 = 200;
 
 /// A host's `tolerates` and `cut`.
@@ -40,7 +40,7 @@ pub(crate) struct Troubles<'a> {
 const TROUBLES: u64 = 14;
 
 impl Troubles<'_> {
-    /// Runs each trouble once in random order, then random ones until `end`, and a storm last.
+    /// Each trouble once in random order, then random ones until `end`, and a storm last.
     pub(crate) fn all(&mut self, end: Instant) -> Result<()> {
         self.settle("the beginning")?;
         let mut first: Vec<u64> = (0..TROUBLES).collect();
@@ -99,7 +99,7 @@ impl Troubles<'_> {
         Ok(())
     }
 
-    /// Waits until all hosts work and the devices are back; then errors are no longer tolerated.
+    /// Waits for hosts and devices; then errors are no longer tolerated.
     fn settle(&mut self, after: &str) -> Result<()> {
         wait::until("the devices are back", 2 * MINUTE, || {
             let devices = self.daemon.cli(&["device", "list"])?;
@@ -165,7 +165,7 @@ impl Troubles<'_> {
         Ok("connections cut")
     }
 
-    /// Makes a device faulty for a while, sometimes with a death meanwhile.
+    /// Faults for a while, sometimes with a death meanwhile.
     fn device(
         &mut self,
         name: &'static str,
@@ -192,7 +192,7 @@ impl Troubles<'_> {
         Ok(name)
     }
 
-    /// A command crashes engines until one answers it; other hosts notice nothing.
+    /// A command crashes engines until one answers it.
     fn poisoned(&mut self) -> Result<&'static str> {
         let faults = Faults {
             poison: Some(self.victim.place),
@@ -202,7 +202,7 @@ impl Troubles<'_> {
         Ok("commands that crash engines")
     }
 
-    /// A command makes reactors spin until an engine answers it; other hosts notice nothing.
+    /// A command makes reactors spin until an engine answers it.
     fn stuck(&mut self) -> Result<&'static str> {
         let faults = Faults {
             spin: Some(self.victim.place),
@@ -212,7 +212,6 @@ impl Troubles<'_> {
         Ok("commands that have reactors stuck")
     }
 
-    /// Creates a volume, checks that it reads as zeros, writes, grows and deletes it.
     fn volume_comes_and_goes(&mut self) -> Result<&'static str> {
         self.volumes += 1;
         let volume = format!("t/new{}", self.volumes);

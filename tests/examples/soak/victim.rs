@@ -1,8 +1,7 @@
 //! A volume with one block that kills or blocks an engine when it is read.
 //!
-//! The command gets Internal Error at its third attempt, or its export is quarantined. Other hosts
-//! notice nothing, and the block keeps its content. That content is unique, so the block's place on
-//! the devices is found by search.
+//! The command gets Internal Error at its third attempt, or its export is quarantined; other hosts
+//! notice nothing. The block's content is unique, so that its place on the devices can be found.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -31,7 +30,6 @@ pub(crate) struct Victim {
     connection: Option<(Session, IoQueue)>,
 }
 
-/// The result of a read of the block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Touched {
     /// Correct content.
@@ -45,7 +43,6 @@ pub(crate) enum Touched {
 }
 
 impl Victim {
-    /// Creates the volume, which lies on one of `devices`.
     pub(crate) fn new(daemon: &Daemon, address: SocketAddr, devices: &[PathBuf]) -> Result<Self> {
         daemon.cli(&["volume", "create", VOLUME, "--size", "16M"])?;
         daemon.cli(&["export", "create", VOLUME, "--any-host"])?;
@@ -140,7 +137,7 @@ impl Victim {
         self.heal(daemon)
     }
 
-    /// Waits until the block can be read again; resumes a quarantined export.
+    /// Resumes a quarantined export if needed.
     pub(crate) fn heal(&mut self, daemon: &Daemon) -> Result<()> {
         wait::until("the victim is served again", MINUTE, || {
             if self.touch()? == Touched::Read {

@@ -1,8 +1,7 @@
-//! Runs commands in a guest, several at once, each with a time limit.
+//! Runs commands in a guest concurrently, with time limits.
 //!
-//! Each command is a line `run ID BASE64` to the agent (`init.sh`). Each answer is a line
-//! `end ID CODE LENGTH` and the output's bytes. A thread reads answers and distributes them. If the
-//! stream ends, every wait fails.
+//! A command is a line `run ID BASE64` to the agent (`init.sh`). Its answer is a line
+//! `end ID CODE LENGTH` and the output. If the stream ends, every wait fails.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -13,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-/// Longest output of a command.
 const OUTPUT_LIMIT_BYTES: u64 = 16 << 20;
 const LINE_LIMIT_BYTES: u64 = 256;
 
@@ -105,7 +103,7 @@ pub struct Control {
 }
 
 impl Control {
-    /// A placeholder before the connection exists: every use fails.
+    /// Before the connection exists, every use fails.
     pub(super) fn unconnected() -> Self {
         Self {
             writer: None,

@@ -1,7 +1,5 @@
-//! Writes an initramfs without `cpio` or root: an archive in the "newc" format of the kernel's
-//! Documentation/driver-api/early-userspace/buffer-format.rst.
-//!
-//! Entries are appended in order, folders before their content.
+//! Writes an initramfs without `cpio` or root: the "newc" format in the kernel's
+//! Documentation/driver-api/early-userspace/buffer-format.rst. Folders precede their content.
 
 use std::collections::HashSet;
 use std::io::{Result, Write};

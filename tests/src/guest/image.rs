@@ -1,8 +1,7 @@
 //! The guest's kernel and initramfs, made from Debian packages once ([`xtask::cache`]). Nothing is
 //! installed.
 //!
-//! The kernel is an uncompressed `vmlinux`, because an emulated CPU decompresses slowly. The
-//! initramfs has the tests' programs with libraries, kernel modules and `init.sh`. The cache name
+//! The `vmlinux` is uncompressed, because an emulated CPU decompresses slowly. The cache name
 //! contains a hash of the recipe: the lists below and `init.sh`.
 
 use std::collections::BTreeSet;
@@ -37,7 +36,7 @@ const PACKAGES: [&str; 8] = [
 /// Of other packages only libraries are unpacked; this one is not needed.
 const UNWANTED: &str = "libpython";
 const PROGRAMS: [&str; 15] = [
-    // The shell. Busybox's shell would prefer its own applets to programs of these names.
+    // The shell. Busybox's would prefer its own applets to these programs.
     "usr/bin/dash",
     "usr/bin/dmesg",
     "usr/bin/fio",
@@ -226,9 +225,9 @@ fn add_modules(
     Ok(())
 }
 
-/// Extracts the kernel from a `bzImage`. Offsets: Linux' Documentation/arch/x86/boot.rst, "The
-/// Real-Mode Kernel Header": setup_sects (0x1f1), header (0x202), payload_offset (0x248),
-/// payload_length (0x24c).
+/// Extracts the kernel from a `bzImage` (Linux' Documentation/arch/x86/boot.rst, "The Real-Mode
+/// Kernel Header"): setup_sects (0x1f1), header (0x202), payload_offset (0x248), payload_length
+/// (0x24c).
 fn extract_vmlinux(bzimage: &[u8], work: &Path, to: &Path) -> Result<()> {
     let payload = payload(bzimage).context("the kernel is no bzImage")?;
     let program = match payload {

@@ -1,9 +1,7 @@
-//! A Linux guest: a stock Debian kernel with its drivers, under QEMU.
+//! A Linux guest: a stock Debian kernel under QEMU, without `/dev/kvm` or root.
 //!
-//! QEMU emulates the CPU (`tcg`), so neither `/dev/kvm` nor root is needed. Programs come from an
-//! initramfs ([`image`]). A shell agent ([`init.sh`](self)) takes commands from a virtio-serial
-//! port ([`control`]). The guest reaches the node's 127.0.0.1 as [`HOST_ADDRESS`]. It ends when
-//! [`Guest`] is dropped.
+//! A shell agent ([`init.sh`](self)) takes commands from a virtio-serial port ([`control`]). The
+//! guest reaches the node's 127.0.0.1 as [`HOST_ADDRESS`]. It ends when [`Guest`] is dropped.
 
 pub mod control;
 pub mod cpio;
@@ -39,13 +37,13 @@ pub const HOST_ADDRESS: &str = "10.0.2.2";
 pub const DISK_NQN: &str = "nqn.2026-01.io.forebay:test:t.disk";
 
 const MINUTE: Duration = Duration::from_secs(60);
-/// A kernel panics unless ten timer ticks come in time; on a busy node they may be late.
+/// `no_timer_check`: a kernel panics unless ten timer ticks come in time, and on a busy node they
+/// may be late.
 const KERNEL_ARGUMENTS: &str = "console=ttyS0 quiet loglevel=5 panic=-1 no_timer_check";
 /// The kernel's message when QEMU corrupted a register.
 const FAULT: &str = "PANIC: double fault";
 const MOST_BOOTS: u32 = 3;
 const POWER_OFF_LIMIT: Duration = Duration::from_secs(60);
-/// Bytes of the console that an error shows.
 const CONSOLE_TAIL_BYTES: usize = 6000;
 
 /// Options of a guest.
@@ -59,13 +57,12 @@ pub struct GuestOptions {
     pub plugs_memory: bool,
     /// Time limit until the guest takes commands.
     pub boot_limit: Duration,
-    /// A process whose network namespace the guest reaches as [`HOST_ADDRESS`]; `None`: the test's
-    /// own.
+    /// A process whose network the guest reaches as [`HOST_ADDRESS`]; `None`: the test's own.
     pub network_of: Option<u32>,
-    /// VM disks. They need the QEMU of [`tools`] and shared memory.
+    /// VM disks, for the QEMU of [`tools`].
     pub disks: Vec<MachineDisk>,
-    /// QEMU arguments for a VM disk and its memory, with the QEMU of [`tools`]. Then `memory_mib`
-    /// is ignored.
+    /// QEMU arguments for a VM disk and memory, for the QEMU of [`tools`]. `memory_mib` is then
+    /// ignored.
     pub given: Vec<String>,
     /// Disks that QEMU emulates.
     pub drives: Vec<Drive>,
@@ -76,7 +73,7 @@ pub struct GuestOptions {
 pub enum Drive {
     /// An NVMe namespace; the first is `/dev/nvme0n1`.
     Nvme(PathBuf),
-    /// A namespace with special properties of QEMU's `nvme` and `nvme-ns`.
+    /// A namespace with properties of QEMU's `nvme` and `nvme-ns`.
     OddNvme(PathBuf, &'static str, &'static str),
     /// A read-only virtio disk, as a tape for `tar x`.
     Tape(PathBuf),
@@ -106,8 +103,7 @@ impl Default for GuestOptions {
     }
 }
 
-/// A daemon with a pool of `pool` bytes and the volume `t/disk` of `volume` bytes, exported to any
-/// host as [`DISK_NQN`].
+/// A daemon with a pool and the volume `t/disk`, exported to any host as [`DISK_NQN`].
 pub fn serve_disk(options: &DaemonOptions, pool: &str, volume: &str) -> Result<Daemon> {
     let daemon = Daemon::start(options)?;
     let device = format!("file:{}", daemon.folder().join("pool.img").display());
@@ -136,7 +132,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// Boots a guest and waits until it takes commands. An error shows the end of the console.
+    /// Boots a guest and waits until it takes commands.
     pub fn boot(options: &GuestOptions) -> Result<Self> {
         let mut boots = 1;
         loop {
@@ -233,8 +229,8 @@ impl Guest {
         &self.kernel_release
     }
 
-    /// Runs a shell command to its end, for at most [`PATIENCE`](wait::PATIENCE) times `limit`. A
-    /// command that fails is no error: see [`Output::code`].
+    /// Runs a shell command, for at most [`PATIENCE`](wait::PATIENCE) times `limit`. A failed
+    /// command is no error: see [`Output::code`].
     pub fn run(&self, command: &str, limit: Duration) -> Result<Output> {
         self.spawn(command)?
             .wait(limit * wait::PATIENCE)
@@ -255,7 +251,7 @@ impl Guest {
         Ok(output.text)
     }
 
-    /// Connects to [`DISK_NQN`] at a port of the node; `options` are more options of nvme-cli.
+    /// Connects to [`DISK_NQN`] at a port of the node, with further options of nvme-cli.
     pub fn connect(&self, port: u16, options: &str) -> Result<()> {
         self.check("modprobe nvme-tcp", MINUTE)?;
         let connect =
@@ -263,7 +259,7 @@ impl Guest {
         self.check(&connect, MINUTE).map(drop)
     }
 
-    /// Waits for the only NVMe disk and returns its path. A second disk is an error.
+    /// Waits for the only NVMe disk; returns its path.
     pub fn wait_disk(&self) -> Result<String> {
         let find = "for try in $(seq 300); do ls /dev/nvme*n1 2> /dev/null && exit 0; sleep 0.1; done; exit 1";
         let disk = self.check(find, MINUTE)?.trim().to_owned();
@@ -280,7 +276,7 @@ impl Guest {
             .map_err(|error| self.with_console(error))
     }
 
-    /// Hot-plugs a disk. Its number follows those of [`GuestOptions::disks`].
+    /// Hot-plugs a disk, numbered after [`GuestOptions::disks`].
     pub fn plug(&self, number: usize, disk: &MachineDisk) -> Result<()> {
         let MachineDisk::VfioUser(path) = disk else {
             bail!("only vfio-user disks are plugged by tests");

@@ -1,9 +1,8 @@
 //! Selects the kernel modules that the guest loads, with their dependencies.
 //!
-//! A kernel package has no `modules.dep`, and making one means decompressing all modules. So each
-//! wanted module is decompressed, and its `.modinfo` section names its dependencies. The section is
-//! found as text: `key=value` entries that end with a zero byte. The guest's depmod and modprobe do
-//! the rest.
+//! A kernel package has no `modules.dep`. So each wanted module is decompressed, and its `.modinfo`
+//! names its dependencies: `key=value` entries that end with a zero byte. The guest's depmod and
+//! modprobe do the rest.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
@@ -15,8 +14,7 @@ use xtask::process;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The modules `wanted` and their dependencies: path below the modules' folder, and content.
-/// Built-in modules are skipped.
+/// The modules `wanted` and their dependencies, by path. Built-in modules are skipped.
 pub fn closure(folder: &Path, wanted: &[&str]) -> Result<BTreeMap<String, Vec<u8>>> {
     let files = index(folder)?;
     let mut found = BTreeMap::new();

@@ -1,5 +1,4 @@
-//! QEMU's monitor (QMP), for hot-plug: one command at a time, with a time limit. Unexpected events
-//! are dropped.
+//! QEMU's monitor (QMP), for hot-plug. Events are dropped.
 //!
 //! `device_del` of a vfio-user device is not used: QEMU 10.1 to 11.1 aborts
 //! (`memory_region_del_subregion`, if the device has MSI-X).

@@ -1,7 +1,5 @@
-//! Programs of a newer Debian: QEMU 11 with a vfio-user client, and libblkio.
-//!
-//! Packages are unpacked in the cache and run with their own loader and libraries. Nothing is
-//! installed.
+//! Programs of a newer Debian, unpacked in the cache: QEMU 11 with a vfio-user client, and
+//! libblkio. They use their own loader and libraries.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,9 +1,8 @@
 //! User Mode Linux: a kernel as a process, with a virtio-blk disk on a vhost-user socket.
 //!
-//! It starts a real driver (`virtio_uml`, `virtio_blk`) in two seconds without QEMU. Unlike QEMU's,
-//! its kicks and calls are protocol messages. It runs one shell script. Its `/host` is a folder of
-//! the node, for output and for files that control the script. There is no PCI, no network, and one
-//! processor.
+//! It starts in two seconds without QEMU and runs one shell script. Unlike QEMU's, its kicks and
+//! calls are protocol messages. Its `/host` is a folder of the node. There is no PCI or network,
+//! and one processor.
 
 use std::fs::File;
 use std::path::Path;
@@ -18,9 +17,9 @@ use super::control::Output;
 use super::image;
 use crate::wait;
 
-/// From the Debian package of this name and the kernel's version (`xtask`, suite `guest`).
+/// From Debian's package of this name, in the kernel's version (`xtask`, suite `guest`).
 const PROGRAM: &str = "linux.uml";
-/// virtio's number of a block device, for `virtio_uml.device`.
+/// The number of a block device in `virtio_uml.device`.
 const BLOCK: u32 = 2;
 const INIT: &str = include_str!("uml_init.sh");
 
@@ -91,9 +90,6 @@ impl Uml {
     }
 
     /// Whether it has ended.
-    ///
-    /// # Errors
-    /// If the kernel does not say.
     pub fn has_ended(&mut self) -> Result<bool> {
         Ok(self.child.try_wait()?.is_some())
     }

@@ -144,7 +144,7 @@ impl Vhost {
     }
 
     /// Connects again after the backend has died; commands in flight continue. `queues` are all
-    /// queues, already polled. It can be tried again.
+    /// queues, polled until empty. It can be tried again.
     pub fn reconnect(&mut self, queues: &mut [VhostQueue]) -> Result<(), Error> {
         self.frontend = VhostFrontend::connect(&self.path, self.options.limit)?;
         self.negotiate()?;
