@@ -65,7 +65,7 @@ impl Lab {
         Ok(Verifier::connect(spec)?)
     }
 
-    /// Far above its tenant's budget, with some R2Ts.
+    /// A writer far above its tenant's budget, with some R2Ts.
     fn writer_over_budget(&self) -> Result<Verifier> {
         self.daemon
             .cli(&["volume", "create", "u/c", "--size", "16M"])?;

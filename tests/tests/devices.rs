@@ -331,7 +331,7 @@ fn a_hung_device_with_a_copy_of_the_catalog_holds_up_nobody() -> Result<()> {
     ensure!(!load.lost && load.interrupted == 0, "{load:?}");
     daemon.pool_check()?;
     daemon.kill_all()?;
-    // The copy was rebuilt.
+    // The rebuilt copy is valid.
     let away = daemon.folder().join("away");
     std::fs::create_dir(&away)?;
     std::fs::rename(&devices[0], away.join("device0"))?;

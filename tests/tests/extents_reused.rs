@@ -126,7 +126,7 @@ impl Lab {
     }
 }
 
-/// One block in each extent, at different places, while there is space.
+/// Writes one block in each extent, at different places, while there is space.
 fn dot(host: &mut Host) -> Result<u64> {
     let (_session, mut queue) = host.connect_soon()?;
     let per_extent = EXTENT / u64::from(BLOCK);

@@ -74,7 +74,7 @@ fn carry(mut from: TcpStream, mut to: TcpStream) {
     let _ = to.shutdown(Shutdown::Both);
 }
 
-/// In the order of their connections.
+/// States of the paths, in the order of their connections.
 fn ana_states(guest: &Guest) -> Result<Vec<String>> {
     let said = guest.check("cat /sys/block/nvme*c*n*/ana_state", MINUTE)?;
     Ok(said.split_whitespace().map(str::to_owned).collect())

@@ -259,7 +259,7 @@ fn qemu_dies(daemon: &Daemon, guest: Guest, disk: &str) -> Result<Guest> {
     Ok(guest)
 }
 
-/// Only `expected` messages about disks.
+/// Allows only `expected` messages about disks.
 fn no_complaints(guest: &Guest, expected: &[&str]) -> Result<()> {
     let log = guest.check("dmesg", MINUTE)?;
     let ours = |line: &&str| {

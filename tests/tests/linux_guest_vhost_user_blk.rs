@@ -34,7 +34,7 @@ fn writes(daemon: &Daemon) -> Result<u64> {
     lane["write"]["ops"].as_u64().context("no writes counted")
 }
 
-/// At least 50.
+/// Waits until the engine has counted 50 further writes.
 fn more_writes(daemon: &Daemon, mut ended: impl FnMut() -> Result<Option<String>>) -> Result<()> {
     let before = writes(daemon)?;
     wait::until("the guest's writes", 2 * MINUTE, || {

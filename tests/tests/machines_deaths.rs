@@ -311,7 +311,7 @@ fn who_connects_while_nobody_is_there_is_served_later() -> Result<()> {
                 let now = sockets_at(machine::socket(&target))?;
                 Ok((now > before).then_some(()))
             });
-            // In any case, because a stopped daemon never ends.
+            // In any case, or the visitor never ends.
             hold_by_pid(processes.daemon, false)?;
             waiting?;
             let served = visitor.join().expect("it does not panic")?;

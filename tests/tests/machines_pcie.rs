@@ -292,7 +292,7 @@ fn zero_copy_counters_over_a_block_device() -> Result<()> {
 struct Loop(String);
 
 impl Loop {
-    /// Prints why if there are no loop devices.
+    /// Prints a message if there are no loop devices.
     fn over(file: &std::path::Path) -> Result<Option<Self>> {
         std::fs::File::create_new(file)?.set_len(1 << 30)?;
         let mut losetup = std::process::Command::new("losetup");

@@ -102,7 +102,7 @@ fn pool_open_many_block_devices() -> Result<()> {
     host.verify(Promise::Acknowledged)?;
     daemon.stop()?;
 
-    // A device returns: the daemon opens the other seven again.
+    // A device returns: the daemon opens the other seven again, which it has open itself.
     for _ in 0..3 {
         drop(disks.pop());
         daemon.start_again()?;
@@ -183,7 +183,7 @@ fn returned_device_is_taken_back() -> Result<()> {
     let specs = [&first, &hold.path()].map(|path| format!("file:{}", path.display()));
     let (mut daemon, mut host) = serve(&specs)?;
 
-    // Without a command.
+    // The device is taken back without a command.
     hold.die()?;
     ensure!(failed_reads(&mut host)? > 0, "it did not go away");
     hold.come_back()?;
@@ -193,7 +193,7 @@ fn returned_device_is_taken_back() -> Result<()> {
     host.check()?;
     wait_state(&daemon, 1, "online")?;
 
-    // By a command, which refuses a copy.
+    // The device is taken back by a command, which refuses a copy.
     hold.die()?;
     ensure!(failed_reads(&mut host)? > 0, "it did not go away again");
     hold.come_back()?;

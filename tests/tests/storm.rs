@@ -78,7 +78,7 @@ fn subsystem(volume: &str) -> String {
     format!("nqn.2026-01.io.forebay:test:t.{volume}")
 }
 
-/// As a dying host does; no port stays in TIME_WAIT.
+/// Imitates a dying host; no port stays in TIME_WAIT.
 fn reset(socket: &TcpStream) {
     rustix::net::sockopt::set_socket_linger(socket, Some(Duration::ZERO)).expect("SO_LINGER");
 }
@@ -120,7 +120,7 @@ fn visit(address: SocketAddr, nqn: &str, kind: u64, dice: &mut Dice) -> Result<(
             reset(&host.socket);
         }
         _ => {
-            // It ends silently with a read and a write in flight.
+            // The association ends silently with a read and a write in flight.
             let (admin, mut io) = attach(address, nqn, PLAIN, true);
             let (read, write) = (io.next_cid(), io.next_cid());
             let read = rw(READ, read, 0, 8).with_sgl(SglDescriptor::transport(8 * 4096));
@@ -405,7 +405,7 @@ fn passed(api: &mut Api) -> Result<(Vec<u64>, u64)> {
     Ok((windows, used.context("what t has used")?))
 }
 
-/// The last change is in effect.
+/// After all changes, the last one is in effect.
 #[test]
 fn qos_set_storm() -> Result<()> {
     const CLIENTS: u64 = 16;

@@ -24,7 +24,7 @@ fn kill9_engine_verified() -> Result<()> {
     let kills = lab::count_from("FOREBAY_KILLS", 50);
     let mut dice = Dice(lab::count_from("FOREBAY_TEST_SEED", 1));
     let mut lab = Lab::new(&LabOptions {
-        // One may be free of the dead engine's requests before the other.
+        // One device may be free of the dead engine's requests before the other.
         devices: vec!["file:FOLDER/a.img".into(), "file:FOLDER/b.img".into()],
         ..LabOptions::volumes(4, 64 * MIB)
     })?;

@@ -212,7 +212,7 @@ fn fence_holds_late_write() -> Result<()> {
     stage.end()
 }
 
-/// It still waits for the first death's write.
+/// The fence still waits for the first death's write.
 #[test]
 fn fence_holds_through_many_deaths() -> Result<()> {
     let stage = Stage::new()?;

@@ -106,7 +106,7 @@ impl Parts {
         })
     }
 
-    /// A capsule header in two parts, and data in parts.
+    /// Sends a capsule header in two parts, and data in parts.
     fn turn(&mut self) -> Result<()> {
         let Self { io, dice, .. } = self;
         let byte = dice.below(255) as u8;

@@ -72,7 +72,7 @@ struct Streamer {
     completed: u64,
 }
 
-/// Either they fit a capsule, or they need an R2T.
+/// They either fit a capsule or need an R2T.
 fn blocks(place: usize) -> u64 {
     if place.is_multiple_of(2) { 2 } else { 6 }
 }
@@ -373,8 +373,8 @@ impl Streamer {
     }
 }
 
-/// Each dies after a count from the seed; the first lives longer, because hosts connect to it. A
-/// socket that its daemon does not yet hold dies with its engine.
+/// Each engine dies after a count from the seed; the first lives longer, because hosts connect to
+/// it. A socket that its daemon does not yet hold dies with its engine.
 fn chain(points: &[&str], rounds: usize, most: u64, seed: u64) -> (String, usize) {
     let mut dice = Dice(seed);
     let all = (0..rounds).flat_map(|_| points.iter().copied());

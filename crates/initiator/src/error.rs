@@ -44,7 +44,7 @@ pub enum Error {
         addr: SocketAddr,
         /// Missing answer.
         what: String,
-        /// Time limit.
+        /// Time waited.
         waited: Duration,
     },
     /// The target sent a PDU that no host can accept.
@@ -86,7 +86,7 @@ pub enum Error {
     Unusable {
         /// Target.
         addr: SocketAddr,
-        /// Missing feature.
+        /// The problem.
         what: String,
     },
     /// The caller asked for something impossible.

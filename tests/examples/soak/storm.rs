@@ -111,7 +111,7 @@ impl Troubles<'_> {
     }
 }
 
-/// After a device fault, the daemon tries again.
+/// A device fault can keep the daemon from opening its pool; it tries again.
 fn has_no_pool(daemon: &Daemon) -> bool {
     daemon.status().is_ok_and(|status| status["pool"].is_null())
 }

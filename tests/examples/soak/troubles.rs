@@ -165,7 +165,7 @@ impl Troubles<'_> {
         Ok("connections cut")
     }
 
-    /// Faults for a while, sometimes with a death meanwhile.
+    /// A device is faulty for a while, sometimes with a death meanwhile.
     fn device(
         &mut self,
         name: &'static str,

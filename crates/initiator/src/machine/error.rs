@@ -39,7 +39,7 @@ pub enum Error {
     TimedOut {
         /// Missing answer.
         what: String,
-        /// Time limit.
+        /// Time waited.
         waited: Duration,
     },
     /// The target broke the protocol.

@@ -33,7 +33,7 @@ pub struct MachineVerify {
     pub span_bytes: Option<u64>,
     /// Seed of random numbers, and part of every sector.
     pub seed: u64,
-    /// Acknowledged writes between flushes; 0: none.
+    /// Acknowledged writes between flushes; 0: no automatic flushes.
     pub flush_every_writes: u64,
     /// The initial content.
     pub initial: Initial,

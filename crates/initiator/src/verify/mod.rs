@@ -48,7 +48,7 @@ pub struct VerifySpec {
     pub queue_depth: u16,
     /// Seed of random numbers, and part of every sector.
     pub seed: u64,
-    /// Acknowledged writes between flushes; 0: none.
+    /// Acknowledged writes between flushes; 0: no automatic flushes.
     pub flush_every_writes: u64,
     /// The data that survives the target's death.
     pub promise: Promise,
