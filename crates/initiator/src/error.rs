@@ -92,7 +92,7 @@ pub enum Error {
     /// The caller asked for something impossible.
     #[error("invalid argument: {0}")]
     Argument(String),
-    /// A thread of the load generator could not start or be pinned.
+    /// The operating system refused something.
     #[error("cannot {what}: {source}")]
     System {
         /// Failed step.
