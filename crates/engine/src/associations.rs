@@ -1,22 +1,20 @@
-//! Controller ids: which controller is whose, and which reactor has it.
+//! Controller ids: the host and the reactor of each controller. The listener uses them to send an
+//! I/O queue's socket to its controller's reactor.
 //!
-//! **Purpose.** An I/O queue's Connect names a controller by its id; the listener must send its socket to
-//! the reactor that has this controller, and to no other host's.
+//! **Design.** One table behind a mutex; commands never use it. An [`Association`] holds an id
+//! until it is dropped. Ids rise, so that an id is reused only after all others. The table also
+//! counts the queues promised to each controller. It has an Admin queue and one I/O queue from the
+//! start, and gets more while [`KEPT_FOR`] other controllers can still have two.
 //!
-//! **Design.** One table behind a mutex, touched when associations begin and end and when a queue
-//! connects, never by a command. An id is held by an [`Association`], and is free when that is
-//! dropped. Ids are given out in rising order, so that one comes back only when the others were used.
-//! The table also counts the queues that each controller was promised. A controller has an Admin queue and one I/O
-//! queue from the start. It gets more while [`KEPT_FOR`] other controllers can still have their two.
-//!
-//! **Not here:** controllers themselves (the reactors'), and whether a host may connect (the listener's).
+//! **Not here:** controllers themselves (the reactors'), and whether a host may connect (the
+//! listener's).
 
 use forebay_nvme::Nqn;
 use forebay_xlate::boundary::region::{MAX_CONTROLLERS, MAX_QUEUES};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The highest controller id that may be given out (Base 2.0, 6.3: FFF0h to FFFFh are reserved).
+/// The highest controller id (Base 2.0, 6.3: FFF0h to FFFFh are reserved).
 const MAX_CNTLID: u16 = 0xFFEF;
 
 /// Further controllers for which an Admin queue and an I/O queue stay free.
@@ -34,19 +32,18 @@ struct Entry {
     subsystem: Nqn,
     host: Nqn,
     host_id: [u8; 16],
-    /// I/O queues that it was promised.
     io_queues: u16,
 }
 
 impl AssociationTable {
-    /// Queues that no controller was promised.
+    /// Queues not promised to any controller.
     fn left(&self) -> usize {
         let of = |entry: &Entry| 1 + usize::from(entry.io_queues);
         MAX_QUEUES.saturating_sub(self.of.values().map(of).sum())
     }
 }
 
-/// See the module's text. Clones share one table.
+/// Clones share one table.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Associations {
     table: Arc<Mutex<AssociationTable>>,
@@ -60,7 +57,6 @@ pub(crate) struct Association {
 }
 
 impl Association {
-    /// The id.
     pub(crate) fn cntlid(&self) -> u16 {
         self.cntlid
     }
@@ -73,12 +69,11 @@ impl Association {
         })
     }
 
-    /// I/O queues that it was promised.
     pub(crate) fn io_queues(&self) -> u16 {
         self.with_queues(|queues, _| *queues).unwrap_or(0)
     }
 
-    /// Promises the I/O queues that a host wants, or the fewer that are left; one at least.
+    /// Promises the I/O queues that a host wants, or the fewer that are left, but at least one.
     pub(crate) fn promise(&self, wanted: u16) -> u16 {
         let promised = self.with_queues(|queues, left| {
             let spare = left.saturating_sub(2 * KEPT_FOR);
@@ -88,17 +83,16 @@ impl Association {
         promised.unwrap_or(1)
     }
 
-    /// Sets the number of promised I/O queues.
     pub(crate) fn keep(&self, io_queues: u16) {
         let _ = self.with_queues(|queues, _| *queues = io_queues);
     }
 
-    /// Raises the number of promised I/O queues to this.
     pub(crate) fn keep_at_least(&self, io_queues: u16) {
         let _ = self.with_queues(|queues, _| *queues = (*queues).max(io_queues));
     }
 
-    /// Whether the controller can have this many I/O queues. Its host may never have asked for them.
+    /// Whether the controller can have this many I/O queues; if so, promises them. Its host may
+    /// never have asked for them.
     pub(crate) fn has_room_for(&self, io_queues: u16) -> bool {
         let room = self.with_queues(|queues, left| {
             let fits = io_queues <= *queues || usize::from(io_queues) + 2 * KEPT_FOR <= left;
@@ -122,7 +116,7 @@ impl Associations {
         f(&mut self.table.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// A new id for a host's association; `None` when there are as many as a state region holds, or queues for no more.
+    /// A new id for a host's association; `None` if the table is full or too few queues are left.
     pub(crate) fn begin(
         &self,
         reactor: usize,
@@ -158,8 +152,8 @@ impl Associations {
         })
     }
 
-    /// An id that a dead engine gave out, for the same host's association; `None` when it is taken, or
-    /// was never one that is given out.
+    /// Takes an id of a dead engine again, for the same host's association. `None` if it is taken
+    /// or invalid.
     pub(crate) fn resume(
         &self,
         cntlid: u16,
@@ -172,7 +166,7 @@ impl Associations {
             && self.with(|t| {
                 let fresh = t.of.len() < MAX_CONTROLLERS && !t.of.contains_key(&cntlid);
                 if fresh {
-                    // Ids that its hosts have forgotten are the last to be given out again.
+                    // Ids whose hosts have forgotten them are reused last.
                     t.last = t.last.max(cntlid);
                     t.of.insert(
                         cntlid,
@@ -193,7 +187,7 @@ impl Associations {
         })
     }
 
-    /// The reactor of a controller, if it is this host's with this subsystem.
+    /// The reactor of a controller, if it belongs to this host and subsystem.
     pub(crate) fn find(
         &self,
         cntlid: u16,
@@ -281,7 +275,7 @@ mod tests {
         }
         let left = |t: &Associations| t.with(|t| t.left());
         assert_eq!(left(&table), 2 * KEPT_FOR);
-        // Nobody has more than it was promised, unless there is more than the next ones need.
+        // No controller gets more than its promise, unless the next ones still have enough.
         assert!(!greedy[0].has_room_for(65) && greedy[0].has_room_for(64));
         let later: Vec<_> = (0..KEPT_FOR).map(|_| begin().unwrap()).collect();
         assert!(later.iter().all(|one| one.promise(64) == 1));

@@ -1,14 +1,13 @@
-//! The heartbeat: this engine tells other machines that it uses the pool's devices, and hears if one took them over.
+//! The heartbeat shows other machines that this engine uses the pool's devices, and notices if one
+//! has taken them over.
 //!
-//! **Design.** A thread of its own, with a ring of its own. Once a period it reads each device's heartbeat block, and
-//! then writes it with a higher count. A block of another holder means that the pool was taken over: the process ends at
-//! once, so that nothing more is written. A device that does not answer keeps its request, and no other one waits for it.
-//!
-//! A process that was stopped for a while (SIGSTOP, a paused virtual machine) may have lost the pool meanwhile. [`Pulse`]
-//! holds the time until which the last look at the blocks counts. A reactor that finds it passed waits, before it hands
-//! anything to the kernel, until this thread has looked again.
-//!
-//! **Not here:** the block's format ([`forebay_device::heartbeat`]), taking a pool over (the daemon).
+//! **Design.** A thread with its own ring reads each device's heartbeat block once a period, then
+//! writes it with a higher count. If the block has another holder, the pool was taken over: the
+//! process exits at once and writes nothing more. A hung device keeps its request and delays no
+//! other device. A stopped process (SIGSTOP, a paused VM) may have lost the pool. So the last check
+//! is valid only until the time in [`Pulse`]; after it, reactors submit nothing before the next
+//! check. **Not here:** the block's format ([`forebay_device::heartbeat`]), and taking a pool over
+//! (the daemon).
 
 use forebay_device::heartbeat::{
     Beat, HEARTBEAT_BYTES, HEARTBEAT_OFFSET_BYTES, Holder, PAUSE_MS, PERIOD_MS,
@@ -25,35 +24,35 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
-/// The exit status of an engine that lost its pool to another machine (EX_TEMPFAIL).
+/// Exit status of an engine that lost its pool to another machine (EX_TEMPFAIL).
 const LOST_THE_POOL: i32 = 75;
-/// The most devices that a pool has.
+/// Most devices of a pool.
 const DEVICES: usize = 256;
 const PERIOD_NS: u64 = PERIOD_MS * 1_000_000;
 const PAUSE_NS: u64 = PAUSE_MS * 1_000_000;
-/// How long a reactor waits for the look after a pause before the engine gives up.
+/// How long a reactor waits for the check after a pause before the engine gives up.
 const LOOK_LIMIT_NS: u64 = 10_000_000_000;
-/// How long a new device may take for its first look.
+/// Time limit for the first check of a new device.
 const GRACE_NS: u64 = 100_000_000;
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
-/// A clock that costs a few instructions and is some milliseconds behind.
+/// A cheap clock, some milliseconds late.
 fn coarse_ns() -> u64 {
     let t = clock_gettime(ClockId::MonotonicCoarse);
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
-/// Until when the last look at the devices' heartbeat blocks counts.
+/// Time until which the last check of the heartbeat blocks is valid.
 #[derive(Debug)]
 pub struct Pulse {
     until_ns: AtomicU64,
-    /// Since when the heartbeat's thread is inside the call that submits requests; 0: it is not. On some file systems
+    /// When the heartbeat thread entered the submitting call; 0 outside it. On some file systems
     /// (FUSE) that call waits for another request on the same file.
     inside_ns: AtomicU64,
 }
 
 impl Default for Pulse {
-    /// One that never ends: for an engine whose devices have no heartbeat.
+    /// Always valid: for devices without heartbeat.
     fn default() -> Self {
         Self {
             until_ns: AtomicU64::new(u64::MAX),
@@ -63,8 +62,8 @@ impl Default for Pulse {
 }
 
 impl Pulse {
-    /// Returns at once, unless this process stood still for longer than its last look counts. Then it waits until the
-    /// blocks were looked at again.
+    /// Returns at once while the last check is valid. Otherwise (after a pause of the process) it
+    /// waits for a new check.
     #[inline]
     pub fn check(&self) {
         if coarse_ns() > self.until_ns.load(Relaxed) {
@@ -72,8 +71,8 @@ impl Pulse {
         }
     }
 
-    /// Keeps the reactors going while a hanging device holds the heartbeat's thread up. After a pause of the process that
-    /// thread gets a period for its look first. Runs for ever.
+    /// Keeps the reactors going while a hung device blocks the heartbeat thread. After a pause of
+    /// the process, that thread first gets a period for its check. Never returns.
     fn bridge(&self) {
         let mut last = coarse_ns();
         loop {
@@ -102,15 +101,13 @@ impl Pulse {
     }
 }
 
-/// What the thread is told.
 enum Order {
-    /// Who the holder is, and the devices that have a heartbeat.
+    /// The holder, and the devices that have a heartbeat.
     Hold(Holder, BTreeSet<DeviceIndex>),
     Device(DeviceIndex, Arc<Device>),
     Forget(DeviceIndex),
 }
 
-/// The way to the thread.
 pub(crate) struct Heart {
     orders: mpsc::Sender<Order>,
     pulse: Arc<Pulse>,
@@ -118,7 +115,6 @@ pub(crate) struct Heart {
 }
 
 impl Heart {
-    /// Starts the thread.
     pub(crate) fn start(pulse: Arc<Pulse>) -> io::Result<Self> {
         let (sender, orders) = mpsc::channel();
         let its_pulse = pulse.clone();
@@ -153,13 +149,13 @@ impl Heart {
         })
     }
 
-    /// Beats for a holder on these devices, as far as they are open.
     pub(crate) fn hold(&mut self, holder: Holder, devices: BTreeSet<DeviceIndex>) {
         self.held.clone_from(&devices);
         let _ = self.orders.send(Order::Hold(holder, devices));
     }
 
-    /// A device is open: nothing is handed to the kernel before it was looked at, or [`GRACE_NS`] have passed.
+    /// A device was opened: reactors submit nothing before its check, or before [`GRACE_NS`] have
+    /// passed.
     pub(crate) fn device(&self, index: DeviceIndex, device: Arc<Device>) {
         if self.held.contains(&index) {
             self.pulse.until_ns.store(0, Relaxed);
@@ -167,13 +163,11 @@ impl Heart {
         let _ = self.orders.send(Order::Device(index, device));
     }
 
-    /// A device is not used any more.
     pub(crate) fn forget(&self, index: DeviceIndex) {
         let _ = self.orders.send(Order::Forget(index));
     }
 }
 
-/// What is under way on a device.
 #[derive(Clone, Copy)]
 enum BeatStage {
     Idle,
@@ -183,10 +177,10 @@ enum BeatStage {
 
 struct Patient {
     device: Arc<Device>,
-    /// Tells its requests from those of a device that was in its place before.
+    /// Tells its requests from those of an earlier device with this index.
     serial: u64,
     stage: BeatStage,
-    /// Its last look or beat failed, which was said.
+    /// Its last check or write failed, and this was reported.
     failed: bool,
 }
 
@@ -201,7 +195,7 @@ struct Beating {
     devices: BTreeMap<DeviceIndex, Patient>,
     serial: u64,
     count: u64,
-    /// Devices whose look of this period is under way.
+    /// Devices whose check of this period is in progress.
     looking: BTreeSet<DeviceIndex>,
     period_began_ns: u64,
 }
@@ -288,7 +282,7 @@ impl Beating {
                 self.devices.insert(index, patient);
             }
             Order::Forget(index) => {
-                // It stays one of the holder's: it may be opened again.
+                // It stays in `held`: it may be opened again.
                 self.devices.remove(&index);
                 if self.looking.remove(&index) && self.looking.is_empty() {
                     self.looked();
@@ -297,15 +291,14 @@ impl Beating {
         }
     }
 
-    /// Looks at every device that is not waited for.
     fn begin_period(&mut self, now: u64) {
         if self.holder.is_none() {
             return;
         }
-        // A device that was added begins no new period: others' first looks may be under way.
+        // An added device begins no new period: first checks of others may be in progress.
         if now.saturating_sub(self.period_began_ns) >= PERIOD_NS {
             if !self.looking.is_empty() && self.period_began_ns > 0 {
-                // Those that are waited for hang; the others were looked at when that period began.
+                // The remaining devices hang; the others were checked when that period began.
                 self.looked();
             }
             self.period_began_ns = now;
@@ -330,7 +323,7 @@ impl Beating {
         }
     }
 
-    /// Every device that answers has this holder, as of the begin of the period.
+    /// Every device that answers had this holder at the start of the period.
     fn looked(&self) {
         if !self.held.is_empty() {
             let until = self.period_began_ns + PAUSE_NS;
@@ -426,7 +419,7 @@ impl Beating {
         }
     }
 
-    /// What the block says; does not return if it is another's.
+    /// Reads the block; does not return if it has another holder.
     fn look(&self, index: DeviceIndex) -> Option<Beat> {
         let mut bytes = [0; HEARTBEAT_BYTES];
         let at = usize::from(index.0) * HEARTBEAT_BYTES;

@@ -1,7 +1,8 @@
 //! A lane: one export's private path through a reactor.
 //!
-//! **Design.** All connections of an export live on one reactor, so a lane has one writer and needs
-//! no lock. Its statistics are in the state region. **Not here:** who may begin a command ([`crate::core::Admission`]).
+//! **Design.** All connections of an export are on one reactor, so a lane has one writer and needs
+//! no lock. Its statistics are in the state region. **Not here:** admission
+//! ([`crate::core::Admission`]).
 
 use crate::volume::Volume;
 use forebay_nvme::controller::{Health, NamespaceInfo};
@@ -18,23 +19,22 @@ use std::sync::atomic::Ordering::Relaxed;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct LaneIndex(pub u32);
 
-/// What only the owner knows of a volume, for its hosts.
+/// Statistics of a volume that only the owner knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct VolumeStatistics {
-    /// Bytes that have space; `None`: not known, as much as its size.
+    /// Allocated bytes; `None`: unknown, reported as the volume's size.
     pub used_bytes: Option<u64>,
-    /// How much of the space that it may take is left, per cent.
+    /// Free space that it may still take, per cent.
     pub spare_percent: u8,
-    /// From which on that is little.
+    /// Below this, `spare_percent` is a warning.
     pub spare_threshold_percent: u8,
     /// Critical Warning bits of the SMART / Health Information log page (Base 2.0, 5.16.1.3).
     pub warnings: u8,
-    /// What its export has behind it.
+    /// The export's earlier statistics.
     pub past: Past,
 }
 
 impl Default for VolumeStatistics {
-    /// Nothing to worry about.
     fn default() -> Self {
         Self {
             used_bytes: None,
@@ -46,22 +46,20 @@ impl Default for VolumeStatistics {
     }
 }
 
-/// Commands that ended well as soon as they were begun, to be counted together.
+/// Commands that succeeded as soon as they began, counted together.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct AtOnce {
     any: bool,
-    /// How many, and their bytes: reads, then writes.
+    /// Number and bytes: reads, then writes.
     kinds: [(u64, u64); 2],
 }
 
 impl AtOnce {
-    /// Whether there are none.
     #[inline]
     pub fn is_none(&self) -> bool {
         !self.any
     }
 
-    /// One more.
     #[inline]
     pub fn add(&mut self, write: bool, bytes: u32) {
         let (ops, sum) = &mut self.kinds[usize::from(write)];
@@ -71,47 +69,40 @@ impl AtOnce {
     }
 }
 
-/// Whose a volume is, and what of its tenant's it may use.
+/// A volume's tenant, and its part of the tenant's budget.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Share {
     /// The tenant's slot in the state region.
     pub tenant: u32,
-    /// Its part; `None`: an equal part, no limit of its own.
+    /// `None`: an equal part, without its own limit.
     pub budget: Option<Budget>,
 }
 
-/// See the module's text.
 #[derive(Debug)]
 pub struct Lane {
-    /// Its slot.
     pub index: LaneIndex,
-    /// What is shown.
     pub volume: Arc<Volume>,
-    /// Who is registered with it, and who may do what.
     pub reservations: Arc<Reservations>,
-    /// What machines may do, which can't register.
+    /// Access of VMs, which cannot register.
     pub machines_may: Access,
-    /// What the owner says of it.
     pub figures: VolumeStatistics,
-    /// What its volume may use; `None`: nothing is charged.
+    /// `None`: nothing is charged.
     pub share: Option<Share>,
-    /// To whom and as what.
     pub export: Arc<ExportConfig>,
-    /// Commands in flight; the lane goes only when there are none.
+    /// Commands in flight; the lane can go only at zero.
     pub in_flight: u32,
-    /// Slices of them at devices.
+    /// Slices at devices.
     pub slices: u32,
-    /// Those of them that other reactors carry out.
+    /// Slices that other reactors carry out.
     pub away: u32,
     /// The export is removed; the lane waits for its commands.
     pub removed: bool,
-    /// The highest commit that the owner was asked for.
+    /// The highest commit requested from the owner.
     pub commit_asked: u64,
     region: Arc<Region>,
 }
 
 impl Lane {
-    /// A lane at `index`, whose record is made ready.
     pub fn new(
         index: LaneIndex,
         volume: Arc<Volume>,
@@ -135,18 +126,17 @@ impl Lane {
         }
     }
 
-    /// The reservations of its volume are these.
     pub fn set_reservations(&mut self, reservations: &Arc<Reservations>) {
         self.machines_may = reservations.access_of_strangers();
         self.reservations = reservations.clone();
     }
 
-    /// Its record in the state region.
     pub fn record(&self) -> &LaneRecord {
         &self.region.lanes()[self.index.0 as usize]
     }
 
-    /// Counts commands that ended at once, and forgets them. `ns`: the time since they were taken, if there are any.
+    /// Counts commands that ended at once, and clears the counter. `ns`: time since they were
+    /// taken, called only if there are any.
     #[inline]
     pub fn count_at_once(&self, ended: &mut AtOnce, ns: impl FnOnce() -> u64) {
         if std::mem::take(&mut ended.any) {
@@ -161,7 +151,6 @@ impl Lane {
         }
     }
 
-    /// Its volume as a namespace.
     pub fn namespace_info(&self) -> NamespaceInfo {
         let volume = &self.volume.config;
         NamespaceInfo {
@@ -175,7 +164,6 @@ impl Lane {
         }
     }
 
-    /// Its volume's blocks.
     #[inline]
     pub fn geometry(&self) -> NamespaceGeometry {
         NamespaceGeometry {
@@ -184,7 +172,6 @@ impl Lane {
         }
     }
 
-    /// What its hosts see as health.
     pub fn health(&self) -> Health {
         let of = |kind: OpKind| &self.record().ops[kind as usize];
         let figure =
@@ -205,7 +192,7 @@ impl Lane {
     }
 }
 
-/// Whole hours since then, in seconds since the epoch; 0: not known.
+/// Whole hours since this time (seconds since the epoch; 0: unknown).
 fn hours_since(created_s: u64) -> u128 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let now_s = now.map_or(0, |now| now.as_secs());
@@ -215,7 +202,7 @@ fn hours_since(created_s: u64) -> u128 {
     }
 }
 
-/// Asserts that `ops` commands were counted, each with a time that is not 0.
+/// Asserts that `ops` commands were counted, each with a non-zero time.
 #[cfg(test)]
 pub(crate) fn assert_times(record: &LaneRecord, ops: u64) {
     use forebay_xlate::boundary::region::{TimesOf, latency_bucket};

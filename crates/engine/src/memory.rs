@@ -1,19 +1,15 @@
-//! The engine's memory: bytes that its successor may need, in a file that outlives it.
+//! The engine's memory: bytes that its successor may need, in a file that outlives the engine.
+//! Records in the state region refer to them: command data, unsent headers, received parts of PDUs.
 //!
-//! **Purpose.** What a record in the state region refers to has to outlive the engine as the region does:
-//! data of commands, headers that are not sent yet, bytes that were received and are no whole PDU.
+//! **Design.** One sparse memfd of fixed layout is mapped once. It is never unmapped, because the
+//! kernel may move data of commands in flight after a reactor is gone. Its parts are owned values:
+//! one [`ReactorMemory`] for each reactor, [`HeaderList`] and [`Keep`] on demand, and [`Inherited`]
+//! for buffers that a successor fills before its reactors start. A successor has new memory and
+//! copies what it needs from the old file ([`OldMemory`]), which it never maps. So late kernel
+//! accesses for a dead engine touch unused pages.
 //!
-//! **Design.** One sparse memfd of a fixed layout, mapped once and never unmapped (the kernel may still
-//! move data of commands in flight when a reactor is gone), so the value is `'static`. Its parts are
-//! given out as values that own them: a [`ReactorMemory`] once for each reactor, a [`HeaderList`] and a
-//! [`Keep`] for as long as somebody has one, and an [`Inherited`] for each buffer that a successor fills
-//! before its reactors begin, from a part of the file that nothing else uses. A successor has a
-//! memory of its own and copies what it needs out of the old file ([`OldMemory`]), which it reads
-//! and doesn't map: so the kernel's late writes and reads for a dead engine touch pages that nobody
-//! looks at any more.
-//!
-//! **Not here:** how a reactor's staging memory is divided ([`crate::core::staging`]), what the bytes
-//! mean.
+//! **Not here:** the division of staging memory ([`crate::core::staging`]), and the meaning of the
+//! bytes.
 
 #![allow(unsafe_code)]
 
@@ -40,33 +36,33 @@ const LISTS_AT: usize = 0;
 const KEEPS_AT: usize = LISTS_AT + MAX_LISTS * HEADER_BYTES;
 const REACTORS_AT: usize = KEEPS_AT + MAX_QUEUES * 2 * KEEP_BYTES;
 const INHERITED_AT: usize = REACTORS_AT + MAX_REACTORS * REACTOR_BYTES;
-/// Room for what a successor inherits: as much as all reactors can have in use.
+/// Room for inherited buffers: as much as all reactors can have in use.
 const INHERITED_BYTES: usize = MAX_REACTORS * STAGING_BYTES;
-/// What reads as zeros and can't be written: the data of every answer that is zeros alone.
+/// Read-only zeros: the data of every answer that consists of zeros.
 const ZEROS_AT: usize = INHERITED_AT + INHERITED_BYTES;
 const ZEROS_BYTES: usize = MAX_TRANSFER_BYTES as usize;
-/// The size of the sparse file, which is mapped as a whole.
+/// Bytes of the sparse file, all of which is mapped.
 pub const MEMORY_BYTES: usize = ZEROS_AT + ZEROS_BYTES;
-// What a reference to a buffer can name.
+// The range that a buffer reference can name.
 const _: () = assert!(MEMORY_BYTES as u64 <= 1 << 36 && REACTOR_BYTES.is_multiple_of(PAGE_BYTES));
 
-/// Where the headers of a list are in the file.
+/// Offset of a list's headers in the file.
 pub(crate) fn headers_at(list: u16) -> u64 {
     (LISTS_AT + usize::from(list) * HEADER_BYTES) as u64
 }
 
-/// Where a buffer of a [`Keep`] is in the file; `None` for a keep that there is not.
+/// Offset of a buffer of a [`Keep`] in the file; `None` if there is no such keep.
 pub(crate) fn keep_at(keep: u32, which: u8) -> Option<u64> {
     let buffer = (keep as usize) * 2 + usize::from(which & 1);
     ((keep as usize) < MAX_QUEUES).then_some((KEEPS_AT + buffer * KEEP_BYTES) as u64)
 }
 
-/// Where a reactor's receive buffer is in the file; `None` for a reactor that there can't be.
+/// Offset of a reactor's receive buffer in the file; `None` for a number out of range.
 pub(crate) fn receive_buffer_at(reactor: usize) -> Option<u64> {
     (reactor < MAX_REACTORS).then_some((REACTORS_AT + reactor * REACTOR_BYTES) as u64)
 }
 
-/// See the module's text.
+/// The engine's memory.
 #[derive(Debug)]
 pub struct Memory {
     base: NonNull<u8>,
@@ -79,23 +75,23 @@ pub struct Memory {
 }
 const _: () = assert!(MAX_REACTORS <= 64);
 
-// SAFETY: the mapping is never unmapped, and each part of it is given out to one owner at a time.
+// SAFETY: the mapping is never unmapped, and each part has one owner at a time.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// New memory. It is there until the process ends.
+    /// Creates the memory, which stays until the process ends.
     ///
     /// # Errors
-    /// The system's.
+    /// Those of the system.
     pub fn create() -> io::Result<&'static Self> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("forebay-memory", flags)?;
         rustix::fs::ftruncate(&file, MEMORY_BYTES as u64)?;
         let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
         rustix::fs::fcntl_add_seals(&file, seals)?;
-        // SAFETY: a new mapping, wherever the kernel likes.
+        // SAFETY: a new mapping, at an address that the kernel chooses.
         let base = unsafe {
             rustix::mm::mmap(
                 std::ptr::null_mut(),
@@ -108,7 +104,7 @@ impl Memory {
         }?;
         let base =
             NonNull::new(base.cast::<u8>()).ok_or_else(|| io::Error::other("mmap gave null"))?;
-        // SAFETY: pages of the mapping just made, to which nothing refers.
+        // SAFETY: pages of the new mapping, to which nothing refers.
         unsafe {
             let zeros = base.add(ZEROS_AT).as_ptr().cast();
             rustix::mm::mprotect(zeros, ZEROS_BYTES, rustix::mm::MprotectFlags::READ)?;
@@ -117,26 +113,25 @@ impl Memory {
             base,
             file,
             reactors: AtomicU64::new(0),
-            // The first is given out first, and then whichever came back last.
+            // The lowest number is given out first; later the one that was returned last.
             lists: Mutex::new((0..MAX_LISTS as u16).rev().collect()),
             keeps: Mutex::new((0..MAX_QUEUES as u32).rev().collect()),
             inherited: AtomicUsize::new(0),
         })))
     }
 
-    /// The file, for passing on.
+    /// The file, to pass it on.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
-    /// A part that begins at `at`.
     fn part(&self, at: usize) -> NonNull<u8> {
         debug_assert!(at < MEMORY_BYTES);
         // SAFETY: callers compute `at` from the layout, with bounded indexes.
         unsafe { self.base.add(at) }
     }
 
-    /// The part of a reactor; `None` when it was given out before, or there can be no such reactor.
+    /// A reactor's part; `None` if it was given out before, or for a number out of range.
     pub fn reactor(&'static self, reactor: usize) -> Option<ReactorMemory> {
         let bit = (reactor < MAX_REACTORS).then(|| 1u64 << reactor)?;
         if self.reactors.fetch_or(bit, AcqRel) & bit != 0 {
@@ -156,7 +151,7 @@ impl Memory {
         })
     }
 
-    /// A list's room for headers. There are as many as queues.
+    /// Room for a list's headers; there are as many lists as queues.
     pub(crate) fn take_list(&'static self) -> Option<HeaderList> {
         let index = lock(&self.lists).pop()?;
         let bytes = self.part(headers_at(index) as usize);
@@ -167,7 +162,7 @@ impl Memory {
         })
     }
 
-    /// A pair of buffers for kept bytes. There are as many as queues.
+    /// A pair of buffers for kept bytes; there are as many as queues.
     pub(crate) fn take_keep(&'static self) -> Option<Keep> {
         let index = lock(&self.keeps).pop()?;
         let bytes = self.part(keep_at(index, 0)? as usize);
@@ -179,7 +174,7 @@ impl Memory {
         })
     }
 
-    /// Room for `len_bytes` that a successor inherits; `None` when there is no more.
+    /// Room for `len_bytes` of inherited data; `None` if it is full.
     pub(crate) fn inherit(&'static self, len_bytes: u32) -> Option<Inherited> {
         let room = (len_bytes as usize).next_multiple_of(PAGE_BYTES);
         let taken = self
@@ -199,21 +194,20 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Gives whole pages back to the system; they read as zeros afterwards.
+/// Returns whole pages to the system; they then read as zeros.
 ///
 /// # Safety
-/// `bytes` bytes from `base` on are of the memory's mapping, and nobody needs what is in them.
+/// `bytes` bytes from `base` lie in the memory's mapping, and their contents are no longer needed.
 pub(crate) unsafe fn remove(base: NonNull<u8>, bytes: usize) {
-    // SAFETY: the caller's promise. A failure costs memory and nothing else.
+    // SAFETY: the caller's promise. A failure only costs memory.
     let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxRemove) };
 }
 
-/// What a reactor has for as long as the process lives.
+/// A reactor's part of the memory, for the life of the process.
 #[derive(Debug)]
 pub struct ReactorMemory {
-    /// Where it receives.
     pub(crate) receive: ReceiveBuffer,
-    /// Where commands have their data.
+    /// Its staging memory.
     pub staging: StagingMemory,
 }
 
@@ -221,32 +215,33 @@ pub struct ReactorMemory {
 #[derive(Debug)]
 pub struct StagingMemory {
     pub(crate) base: NonNull<u8>,
-    /// Where they are in the file.
+    /// Offset in the file.
     pub(crate) offset_bytes: u64,
-    /// Beside them, everybody's zeros.
+    /// The shared zeros.
     pub(crate) zeros: Zeros,
 }
 
-// SAFETY: it owns its bytes, and of the zeros nobody can change any.
+// SAFETY: it owns its bytes, and the zeros are read-only.
 unsafe impl Send for StagingMemory {}
 
-/// [`MAX_TRANSFER_BYTES`] of zeros, which are mapped for reading alone.
+/// [`MAX_TRANSFER_BYTES`] of zeros, mapped read-only.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Zeros {
     pub ptr: NonNull<u8>,
-    /// Where they are in the file.
+    /// Offset in the file.
     pub offset_bytes: u64,
 }
 
-/// Room for a buffer in a part of the file that is never given out again.
+/// Room for a buffer in a part of the file that is never reused.
 #[derive(Debug)]
 pub(crate) struct Inherited {
     pub ptr: NonNull<u8>,
-    /// Where it is in the file.
+    /// Offset in the file.
     pub offset_bytes: u64,
 }
 
-/// A reactor's receive buffer: bytes are received at `RECEIVE_AT`; before it is room for kept ones.
+/// A reactor's receive buffer. Bytes are received at `RECEIVE_AT`; the room before it takes kept
+/// bytes.
 #[derive(Debug)]
 pub(crate) struct ReceiveBuffer(NonNull<u8>);
 
@@ -257,7 +252,7 @@ impl std::ops::Deref for ReceiveBuffer {
     type Target = [u8];
     #[inline]
     fn deref(&self) -> &[u8] {
-        // SAFETY: mapped for ever, and `self` is the only owner.
+        // SAFETY: never unmapped, and `self` is the only owner.
         unsafe { std::slice::from_raw_parts(self.0.as_ptr(), RECEIVE_BUFFER_BYTES) }
     }
 }
@@ -270,7 +265,7 @@ impl std::ops::DerefMut for ReceiveBuffer {
     }
 }
 
-/// The header bytes of a list of transmit items. It goes back when it is dropped.
+/// The header bytes of a list of transmit items; returned on drop.
 #[derive(Debug)]
 pub(crate) struct HeaderList {
     index: u16,
@@ -282,20 +277,17 @@ pub(crate) struct HeaderList {
 unsafe impl Send for HeaderList {}
 
 impl HeaderList {
-    /// Which list it is.
     #[inline]
     pub(crate) fn index(&self) -> u16 {
         self.index
     }
 
-    /// Its bytes.
     #[inline]
     pub(crate) fn bytes(&self) -> &[u8; HEADER_BYTES] {
-        // SAFETY: mapped for ever, and `self` is the only owner.
+        // SAFETY: never unmapped, and `self` is the only owner.
         unsafe { self.bytes.cast().as_ref() }
     }
 
-    /// Its bytes, for writing.
     #[inline]
     pub(crate) fn bytes_mut(&mut self) -> &mut [u8; HEADER_BYTES] {
         // SAFETY: as above, and `&mut self` excludes other borrows.
@@ -309,12 +301,12 @@ impl Drop for HeaderList {
     }
 }
 
-/// Two buffers for bytes that were received and not taken, used in turn. It goes back when it is dropped.
+/// Two buffers, used in turn, for bytes that were received and not consumed; returned on drop.
 #[derive(Debug)]
 pub(crate) struct Keep {
     index: u32,
     bytes: NonNull<u8>,
-    /// The most bytes that one of them held.
+    /// Most bytes that one buffer held.
     most: usize,
     memory: &'static Memory,
 }
@@ -322,23 +314,21 @@ pub(crate) struct Keep {
 // SAFETY: it owns its bytes.
 unsafe impl Send for Keep {}
 
-/// A keep that held more than this at once gives its pages back.
+/// A keep that once held more than this returns its pages to the system.
 const KEEP_LITTLE_BYTES: usize = 16 * 1024;
 
 impl Keep {
-    /// Which it is.
     pub(crate) fn index(&self) -> u32 {
         self.index
     }
 
-    /// One of its buffers.
     pub(crate) fn bytes(&self, which: u8) -> &[u8; KEEP_BYTES] {
         let at = usize::from(which & 1) * KEEP_BYTES;
-        // SAFETY: both buffers lie together, mapped for ever, and `self` is their only owner.
+        // SAFETY: both buffers are adjacent and never unmapped, and `self` is their only owner.
         unsafe { self.bytes.add(at).cast().as_ref() }
     }
 
-    /// Fills the begin of one of its buffers.
+    /// Fills the start of a buffer.
     pub(crate) fn put(&mut self, which: u8, bytes: &[u8]) {
         let at = usize::from(which & 1) * KEEP_BYTES;
         self.most = self.most.max(bytes.len());
@@ -349,7 +339,7 @@ impl Keep {
         }
     }
 
-    /// Fills the begin of one of its buffers with a part of the other.
+    /// Copies a part of the other buffer to the start of this one.
     pub(crate) fn turn(&mut self, which: u8, part: std::ops::Range<usize>) {
         self.most = self.most.max(part.len());
         // SAFETY: as above.
@@ -367,14 +357,14 @@ impl Keep {
 
 impl Drop for Keep {
     fn drop(&mut self) {
-        // One that unwinds (a test's) dies as others are killed: with its bytes as they are.
+        // A test's panic stands for a killed engine: the bytes stay as they are.
         if !std::thread::panicking() {
             if self.most > KEEP_LITTLE_BYTES {
-                // SAFETY: these are its own bytes, which end with it.
+                // SAFETY: these are its own bytes, whose life ends with it.
                 unsafe { remove(self.bytes, 2 * KEEP_BYTES) };
             } else {
-                // Nobody who has it next can be shown them, whatever a damaged record says of how many are kept.
-                // SAFETY: as above.
+                // SAFETY: as above. The bytes are cleared so that a damaged record of their count
+                // cannot show them to the next user.
                 let both: &mut [[u8; KEEP_BYTES]; 2] = unsafe { self.bytes.cast().as_mut() };
                 for buffer in both {
                     buffer[..self.most].fill(0);
@@ -385,15 +375,14 @@ impl Drop for Keep {
     }
 }
 
-/// A dead engine's memory file.
 #[derive(Debug)]
 pub(crate) struct OldMemory(OwnedFd);
 
 impl OldMemory {
-    /// Takes its descriptor.
+    /// Adopts the file of a dead engine.
     ///
     /// # Errors
-    /// It is not such a file.
+    /// The file has another length.
     pub(crate) fn adopt(file: OwnedFd) -> io::Result<Self> {
         let len = rustix::fs::fstat(&file)?.st_size;
         if len != MEMORY_BYTES as i64 {
@@ -404,10 +393,10 @@ impl OldMemory {
         Ok(Self(file))
     }
 
-    /// Fills `out` from the bytes at `offset_bytes`.
+    /// Fills `out` with the bytes at `offset_bytes`.
     ///
     /// # Errors
-    /// The file's, or that it has no such bytes.
+    /// Those of the file, or the file ends before.
     pub(crate) fn read(&self, offset_bytes: u64, out: &mut [u8]) -> io::Result<()> {
         let mut have = 0;
         while let Some(room) = out.get_mut(have..).filter(|room| !room.is_empty()) {
@@ -461,7 +450,6 @@ mod tests {
         drop(keep);
         let both = [0, 1].map(|which| read(keep_at(index, which).unwrap() + 7));
         assert_eq!(both, [0, 0], "what held little is zeros");
-        // Somebody else's file.
         let file = rustix::fs::memfd_create("x", MemfdFlags::CLOEXEC).unwrap();
         assert!(OldMemory::adopt(file).is_err());
     }

@@ -1,16 +1,16 @@
 //! Opening and fencing devices.
 //!
-//! **Design.** A helper thread opens a device, because one that hangs is to hold up nobody else. The
-//! engine takes its own generation's lock on the very descriptor that it does I/O
-//! through, before its first request; then the helper waits until every earlier generation's
-//! lock has fallen: the fence (`shared/design.md`). Who doesn't know what a dead engine has in flight
-//! serves the device only then. Who has taken that over serves at once what the dead one served
-//! ([`Control::serve_devices`]; the region says which devices those are):
-//! only what was carried, and what overlaps it, waits for [`Post::Fenced`]. A device that comes to
-//! nothing after that keeps its place, since reactors use it; the daemon may ask for its fence again.
+//! **Design.** A helper thread opens each device, so that a hung device blocks nothing else. The
+//! engine takes its generation's lock on the descriptor that it uses for I/O, before its first
+//! request. Then the helper waits until all earlier generations' locks are released: the fence
+//! (`shared/design.md`). Without the dead engine's state, a device is served only after its fence.
+//! After a take-over, devices that the dead engine served are served at once
+//! ([`Control::serve_devices`]). Then only recovered and overlapping commands wait for
+//! [`Post::Fenced`]. If the fence of such a device fails, it stays, because reactors use it; the
+//! daemon may retry.
 //!
-//! Two of them that are one (by another path, link or device node) are refused: no lock would stand
-//! between them. **Not here:** the locks themselves (the device crate).
+//! One device under two names is refused, because no lock would separate them. **Not here:** the
+//! locks themselves (the device crate).
 
 use super::Control;
 use crate::bell::ring_bell;
@@ -26,29 +26,29 @@ use std::sync::atomic::Ordering::Release;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
-/// How long the helper waits before the device counts as failed. The daemon reports the cause of the wait.
+/// Time limit for the helper's wait. The daemon reports the cause of the wait.
 const FENCE_LIMIT: Duration = Duration::from_secs(3600);
 
 /// From a helper thread.
 enum News {
-    /// It is open, and this engine's lock taken.
+    /// The device is open, and this engine's lock taken.
     Opened(DeviceIndex, Arc<Device>),
-    /// It is not, and nothing of it is left.
+    /// Opening failed and left nothing behind.
     NotOpened(DeviceIndex, String),
-    /// Every earlier engine is gone from the device.
+    /// The device's fence has passed.
     Ready(DeviceIndex),
-    /// It can't be used.
+    /// The device cannot be used.
     Failed(DeviceIndex, String),
 }
 
 /// A device that a helper is opening.
 struct Opening {
     config: DeviceConfig,
-    /// Whom the daemon is to be told of it; none of an earlier daemon's.
+    /// Requests to answer; none of an earlier daemon's.
     requests: Vec<u64>,
 }
 
-/// What each device that is open, or nearly, is, and its name.
+/// Identity and name of each device that is open or nearly so.
 type Identities = Arc<Mutex<BTreeMap<DeviceIndex, (Identity, String)>>>;
 
 fn lock(identities: &Identities) -> MutexGuard<'_, BTreeMap<DeviceIndex, (Identity, String)>> {
@@ -89,7 +89,6 @@ fn open(
     Ok(Arc::new(device))
 }
 
-/// Waits until every earlier engine is gone from a device.
 fn wait(index: DeviceIndex, device: &Device, generation: u64, tell: impl Fn(News)) {
     match device.wait_for_predecessors(generation, FENCE_LIMIT) {
         Ok(_) => tell(News::Ready(index)),
@@ -97,25 +96,22 @@ fn wait(index: DeviceIndex, device: &Device, generation: u64, tell: impl Fn(News
     }
 }
 
-/// A device that the daemon configured.
 pub(super) struct KnownDevice {
     pub served: ServedDevice,
     /// The reactors have it.
     posted: bool,
     /// A helper waits for its fence.
     waiting: bool,
-    /// Its fence has passed.
     pub fenced: bool,
 }
 
-/// The devices that the daemon has configured.
 pub(super) struct Devices {
     generation: u64,
     pub known: BTreeMap<DeviceIndex, KnownDevice>,
     opening: BTreeMap<DeviceIndex, Opening>,
-    /// Those of `opening` that are served before their fence.
+    /// Devices of `opening` that are served before their fence.
     early: BTreeSet<DeviceIndex>,
-    /// Those that the reactors were told to expect.
+    /// Devices that the reactors were told to expect.
     expected: BTreeSet<DeviceIndex>,
     identities: Identities,
     /// From helper threads, which ring the bell.
@@ -125,7 +121,6 @@ pub(super) struct Devices {
 }
 
 impl Devices {
-    /// None yet, of an engine of this generation.
     pub(super) fn new(generation: u64, bell: Arc<OwnedFd>) -> Self {
         let (sender, news) = mpsc::channel();
         Self {
@@ -141,14 +136,14 @@ impl Devices {
         }
     }
 
-    /// Waits for a device's fence, beside.
+    /// Waits for a device's fence on a helper thread.
     fn wait_for(&self, index: DeviceIndex, device: Arc<Device>) {
         let generation = self.generation;
         let work = move |tell: &dyn Fn(News)| wait(index, &device, generation, tell);
         self.help(index, work, News::Failed);
     }
 
-    /// A device may hang as soon as it is touched, and nobody else is to hang with it.
+    /// Opens it on a helper thread: a device may hang at the first access.
     fn open_and_wait(&self, config: DeviceConfig) {
         let (index, generation) = (config.device, self.generation);
         let identities = self.identities.clone();
@@ -162,7 +157,7 @@ impl Devices {
         self.help(index, work, News::NotOpened);
     }
 
-    /// Has a thread of its own do something that may hang.
+    /// Runs work that may hang on its own thread.
     fn help(
         &self,
         index: DeviceIndex,
@@ -186,14 +181,14 @@ impl Devices {
         }
     }
 
-    /// Nobody waits any more to hear that a device is open.
+    /// The requests' daemon is gone.
     pub(super) fn forget_requests(&mut self) {
         for opening in self.opening.values_mut() {
             opening.requests.clear();
         }
     }
 
-    /// The devices known by now that a dead engine served.
+    /// Known devices that a dead engine served.
     fn were_served(&self, served: &[u64]) -> Vec<DeviceIndex> {
         let opening = self.opening.values().map(|opening| &opening.config);
         let known = self.known.values().map(|known| &*known.served.config);
@@ -245,10 +240,9 @@ impl Control {
         }
     }
 
-    /// What the dead engine has in flight is taken over: the devices that it served, by their marks, are
-    /// served before their fence, as soon as they are open. Before any reactor hears of what is carried.
-    /// For a device that the dead engine itself waited for, this one waits too: what is older than both
-    /// is nowhere recorded.
+    /// Serves a dead engine's devices, by their marks, before their fence, as soon as they are
+    /// open. Call it before any reactor gets recovered commands. If the dead engine still waited
+    /// for a device's fence, this one waits too: operations older than both are not recorded.
     pub(super) fn serve_devices(&mut self, served: &[u64]) {
         for index in self.devices.were_served(served) {
             if self.devices.opening.contains_key(&index) {
@@ -261,7 +255,8 @@ impl Control {
         }
     }
 
-    /// The same where nothing may be served before its fence: what was in flight waits for the fences all the same.
+    /// Like [`Self::serve_devices`] when nothing may be served before its fence: recovered commands
+    /// wait for the fences all the same.
     pub(super) fn expect_devices(&mut self, served: &[u64]) {
         for index in self.devices.were_served(served) {
             self.devices.expected.insert(index);
@@ -275,7 +270,7 @@ impl Control {
         {
             let served = known.served.clone();
             let mark = device_mark(&served.config.uuid);
-            // From here on something of this engine may be there.
+            // From here on, operations of this engine may be there.
             self.region.devices()[usize::from(index.0)]
                 .served
                 .store(mark, Release);

@@ -1,13 +1,14 @@
-//! Machines' listeners and clients, as the control thread has them.
+//! The control thread's view of VM sockets: listeners and clients.
 //!
-//! **Design.** Each export of a machine has one listening socket, which the daemon made. A client that
-//! connects while another is served is closed at once; one that comes when the other has hung up already
-//! is not accepted until that one is put away: so it waits in the kernel, where it outlives us. A client's socket, its machine file and its deposits are the
-//! daemon's to keep too: all are told to it, and to each new daemon again. An acknowledgement goes to the
-//! client's reactor, which acts on nothing that the daemon doesn't hold.
+//! **Design.** The daemon makes one listening socket for each VM's export. A client that connects
+//! while another is served is closed at once. If the other has already hung up, the new one is not
+//! accepted until that is cleaned up; meanwhile it waits in the kernel, which outlives this engine.
+//! The daemon (also a new one) gets copies of each client's socket, state file and deposited
+//! descriptors. Its acknowledgement goes to the reactor, which uses no descriptor that the daemon
+//! does not hold.
 //!
-//! A successor gathers what a dead engine's clients left, and hands each on to its export's reactor.
-//! **Not here:** what clients say ([`crate::frontend::vm`]).
+//! A successor gathers a dead engine's clients and hands each to its export's reactor. **Not
+//! here:** the clients' messages ([`crate::frontend::vm`]).
 
 use super::Control;
 use crate::core::CarriedSpan;
@@ -30,22 +31,21 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// The top byte of the epoll keys of machines' listeners.
 pub(super) const KEY_BYTE: u64 = 0xC3;
 
 /// Clients accepted for one event, so that the control thread gets to its other work.
 const ACCEPT_BATCH: usize = 4;
 
-/// Clients that are turned away while another is served are told of so often.
+/// Shortest time between reports of clients turned away.
 const TOLD_EVERY: Duration = Duration::from_secs(60);
 
 struct Listener {
     fd: OwnedFd,
-    /// Out of descriptors, or the client before is not put away: not listened to until that is, or the next tick.
+    /// Not polled until the next tick or the cleanup: descriptors ran out, or the previous client
+    /// is not cleaned up.
     muted: bool,
 }
 
-/// Which socket a descriptor is.
 fn inode(socket: &OwnedFd) -> Option<u64> {
     rustix::fs::fstat(socket).ok().map(|socket| socket.st_ino)
 }
@@ -62,12 +62,13 @@ struct VmListener {
 #[derive(Default)]
 struct TurnedAway {
     told: Option<Instant>,
-    /// Since then.
+    /// Since `told`.
     count: u32,
 }
 
 impl TurnedAway {
-    /// One more; how many are to be told of now. A monitor that was told to connect again does so each second.
+    /// Counts one; returns the number to report if a report is due. A monitor that reconnects would
+    /// otherwise cause one each second.
     fn add(&mut self, now: Instant) -> Option<u32> {
         self.count = self.count.saturating_add(1);
         let is_due = self.told.is_none_or(|told| now - told >= TOLD_EVERY);
@@ -78,33 +79,29 @@ impl TurnedAway {
     }
 }
 
-/// A client of a dead engine.
 #[derive(Debug)]
 pub(super) struct Gathered {
     socket: u64,
     export: ExportId,
     fds: Option<[OwnedFd; 2]>,
     deposits: BTreeMap<u32, Arc<OwnedFd>>,
-    /// Descriptors came for all of them.
+    /// All descriptors came.
     complete: bool,
 }
 
-/// See the module's text.
 pub(super) struct VmListeners {
     listeners: BTreeMap<ExportId, Listener>,
     clients: BTreeMap<u64, VmListener>,
-    /// Lets go of what may take long to let go of.
+    /// Closes descriptors whose close may take long.
     closer: Closer,
 }
 
 impl Listener {
-    /// Nothing of it is told.
     fn mute(&mut self, epoll: impl AsFd, export: ExportId) {
         let none = epoll::EventFlags::empty();
         self.muted = epoll::modify(epoll, &self.fd, key(export), none).is_ok();
     }
 
-    /// It is told again who is there.
     fn listen(&mut self, epoll: impl AsFd, export: ExportId) {
         if self.muted {
             let flags = epoll::EventFlags::IN;
@@ -114,7 +111,6 @@ impl Listener {
 }
 
 impl VmListeners {
-    /// None yet.
     pub(super) fn new(closer: Closer) -> Self {
         Self {
             listeners: BTreeMap::new(),
@@ -123,7 +119,6 @@ impl VmListeners {
         }
     }
 
-    /// An export's client.
     fn of(&self, export: ExportId) -> Option<&VmListener> {
         self.clients.values().find(|known| known.export == export)
     }
@@ -138,7 +133,6 @@ fn key(export: ExportId) -> epoll::EventData {
     epoll::EventData::new_u64(KEY_BYTE << 56 | export.0 & ((1 << 56) - 1))
 }
 
-/// Whether the other side has closed its socket.
 fn has_hung_up(fd: impl AsFd) -> bool {
     let mut poll = [PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::RDHUP)];
     let none = rustix::event::Timespec {
@@ -152,7 +146,6 @@ fn has_hung_up(fd: impl AsFd) -> bool {
 }
 
 impl Control {
-    /// Accepts an export's clients from this socket.
     pub(super) fn set_machine_listener(
         &mut self,
         export: ExportId,
@@ -170,7 +163,7 @@ impl Control {
         if before.is_some_and(|before| inode(before) == inode(&fd)) {
             return Ok(());
         }
-        // The old one's path is lost.
+        // The old socket's path is gone.
         self.remove_machine_listener(export);
         rustix::io::ioctl_fionbio(&fd, true).map_err(|e| format!("listening: {e}"))?;
         epoll::add(&*self.epoll, &fd, key(export), epoll::EventFlags::IN)
@@ -180,17 +173,15 @@ impl Control {
         Ok(())
     }
 
-    /// Nobody is accepted any more.
     pub(super) fn remove_machine_listener(&mut self, export: ExportId) {
         if let Some(listener) = self.machines.listeners.remove(&export) {
             let _ = epoll::delete(&*self.epoll, &listener.fd);
-            // Others have it too.
+            // Other processes hold it too.
             let _ = rustix::net::shutdown(&listener.fd, Shutdown::Both);
             self.machines.closer.close_suspect(listener.fd);
         }
     }
 
-    /// No export accepts anybody any more.
     pub(super) fn remove_machine_listeners(&mut self) {
         for listener in std::mem::take(&mut self.machines.listeners).into_values() {
             let _ = epoll::delete(&*self.epoll, &listener.fd);
@@ -198,7 +189,6 @@ impl Control {
         }
     }
 
-    /// Somebody is at the listener of this key.
     pub(super) fn accept_machine(&mut self, key: u64) {
         let export = ExportId(key & ((1 << 56) - 1));
         for _ in 0..ACCEPT_BATCH {
@@ -221,21 +211,20 @@ impl Control {
         }
     }
 
-    /// Listens again where descriptors had run out.
+    /// Accepts again where descriptors had run out.
     pub(super) fn tick_machines(&mut self) {
         for (export, listener) in &mut self.machines.listeners {
             listener.listen(&self.epoll, *export);
         }
     }
 
-    /// Whether some listener is not listened to now.
     pub(super) fn is_muted(&self) -> bool {
         self.machines.listeners.values().any(|l| l.muted)
     }
 
     fn admit_machine(&mut self, export: ExportId, fd: OwnedFd) {
         if let Some(known) = self.machines.of_mut(export) {
-            // One at a time: it sees its socket closed.
+            // Only one at a time; the other's socket is closed.
             let told = known.turned_away.add(Instant::now());
             self.machines.closer.close_suspect(fd);
             if let Some(count) = told {
@@ -280,7 +269,7 @@ impl Control {
         self.mailboxes[reactor].post(Post::Frontend(Box::new(VmMessage::Client(Box::new(new)))));
     }
 
-    /// Tells people what a machine was refused, and why.
+    /// Reports to the operator why a VM was refused.
     pub(super) fn machine_refused(&mut self, export: ExportId, why: String, count: u32) {
         self.say(&FromEngine::HostRefused {
             host: String::new(),
@@ -305,7 +294,7 @@ impl Control {
         }
     }
 
-    /// The daemon has answered that.
+    /// The daemon has acknowledged deposits.
     pub(super) fn machine_deposited(&mut self, socket: u64, last: u32, kept: bool) {
         let known = self.machines.clients.get(&socket);
         if let Some((_, reactor)) = known.and_then(|known| self.lanes.of_machine(known.export)) {
@@ -315,7 +304,7 @@ impl Control {
         }
     }
 
-    /// A client's deposits are used no more.
+    /// Deposits of a client are out of use.
     pub(super) fn machine_withdrawn(&mut self, socket: u64, numbers: Vec<u32>) {
         if let Some(known) = self.machines.clients.get_mut(&socket) {
             let fds = numbers.iter().filter_map(|n| known.deposits.remove(n));
@@ -324,7 +313,7 @@ impl Control {
         self.say(&FromEngine::Withdrawn { socket, numbers });
     }
 
-    /// A client is put away: the next one may come.
+    /// A client is cleaned up: the next one may connect.
     pub(super) fn machine_left(&mut self, socket: u64, export: ExportId, why: Closing) {
         if let Some(known) = self.machines.clients.remove(&socket) {
             self.machines.closer.close(known.file);
@@ -339,7 +328,7 @@ impl Control {
         }
     }
 
-    /// Tells a new daemon what there is.
+    /// Reports all clients to a new daemon.
     pub(super) fn say_machines(&mut self) {
         let clients: Vec<_> = (self.machines.clients.iter())
             .map(|(socket, known)| {
@@ -363,12 +352,10 @@ impl Control {
         }
     }
 
-    /// Whether any client is served.
     pub(super) fn has_machines(&self) -> bool {
         !self.machines.clients.is_empty()
     }
 
-    /// Takes up the clients that go on, and tells of those that don't.
     pub(super) fn resume_machines(&mut self, machines: &[NewMachine]) {
         for new in machines {
             let Ok(file) = new.file.fd().try_clone_to_owned() else {
@@ -387,7 +374,7 @@ impl Control {
 }
 
 impl Gathered {
-    /// One of which the socket and the machine file came, or not.
+    /// A client, with or without its socket and state file.
     pub(super) fn new(socket: u64, export: ExportId, descriptors: Vec<OwnedFd>) -> Self {
         let fds: Option<[OwnedFd; 2]> = descriptors.try_into().ok();
         Self {
@@ -399,7 +386,6 @@ impl Gathered {
         }
     }
 
-    /// Some of its deposits.
     pub(super) fn add(&mut self, numbers: &[u32], descriptors: Vec<OwnedFd>) {
         self.complete &= numbers.len() == descriptors.len();
         let fds = descriptors.into_iter().map(Arc::new);
@@ -407,14 +393,13 @@ impl Gathered {
     }
 }
 
-/// What became of the dead engine's clients.
 #[derive(Debug, Default)]
 pub(super) struct Converted {
-    /// Those that don't go on: told of after `Resume`.
+    /// Clients that do not continue, reported after `Resume`.
     pub closed: Vec<(u64, ExportId, Option<OwnedFd>, Closing)>,
 }
 
-/// Decides which clients go on, without any effect: these are put among their reactors' parts.
+/// Decides which clients continue, without side effects, and adds them to their reactors' parts.
 pub(super) fn convert(
     gathered: Vec<Gathered>,
     lanes: &ServedLanes,
@@ -463,7 +448,7 @@ pub(super) fn convert(
                 blamed: blamed_of(blamed, export),
             }),
             (fd, adopted) => {
-                // What it had at devices, nobody knows: everything of its volume waits.
+                // Its operations at devices are unknown, so all commands of its volume wait.
                 part.carried.push(CarriedSpan {
                     volume: lane.volume.id(),
                     bytes: 0..u64::MAX,
@@ -480,11 +465,10 @@ pub(super) fn convert(
 }
 
 impl Control {
-    /// Tells of the clients that did not go on.
     pub(super) fn close_machines(&mut self, converted: Converted) {
         for (socket, export, fd, why) in converted.closed {
             if let Some(fd) = fd {
-                // The daemon has it too: closing alone says nothing to the client.
+                // The daemon holds it too, so a close alone would not reach the client.
                 let _ = rustix::net::shutdown(&fd, Shutdown::Both);
                 self.machines.closer.close_suspect(fd);
             }

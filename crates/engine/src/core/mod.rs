@@ -1,12 +1,12 @@
 //! The core of a reactor: commands from any frontend, through translation, to devices and back.
 //!
-//! **Design.** All state is the reactor's own and of fixed size. It is in parts that own it ([`crate::io`], [`crate::qos`],
-//! [`crate::offload`], [`crate::recovery`]); the core brings a command from one to the next. A command goes
-//! start -> [`dispatch`] (translate, slice, submit) -> slices end -> flush and commit where asked
-//! ([`flush`]) -> [`Core::next_ended`]. What happens once a turn is in [`turn`]. A miss parks a command until the owner's
-//! answer comes through the mailbox. The internal lane's jobs ([`jobs`]) use the same ring.
+//! **Design.** All state belongs to the reactor and has a fixed size. A command goes: start ->
+//! [`dispatch`] (translate, slice, submit) -> slices end -> flush and commit if needed ([`flush`])
+//! -> [`Core::next_ended`]. A fault parks it until the owner's answer comes by mailbox. Work once a
+//! turn is in [`turn`]; the internal lane's jobs ([`jobs`]) use the same ring.
 //!
-//! **Not here:** sockets and protocols ([`crate::frontend::nvme_tcp`]), the loop itself ([`crate::reactor`]).
+//! **Not here:** sockets and protocols ([`crate::frontend::nvme_tcp`]), the loop itself
+//! ([`crate::reactor`]).
 
 mod admission;
 mod dispatch;
@@ -61,7 +61,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// See the module's text.
+/// The state of one reactor's core.
 pub struct Core {
     /// Memory between network and device.
     pub staging: Staging,
@@ -70,27 +70,21 @@ pub struct Core {
     /// This reactor's number.
     pub reactor: usize,
     records: Records,
-    /// The time.
     pub(crate) clock: Clock,
-    /// Exports that are served here.
     pub(crate) lanes: Lanes,
     slab: Slab,
     waits: Waits,
     parked: ParkedTable,
-    /// The ring, and what is behind it.
     pub(crate) devices: DeviceRing,
-    /// What is at devices.
     pub(crate) slices: Slices,
     settles: Settles,
-    /// Who may begin a command.
     pub(crate) qos: Qos,
-    /// What other reactors do for this one, and this one for them.
+    /// Offloaded and remote operations.
     pub(crate) away: Away,
-    /// What a dead engine, or a connection that closed, may still have at devices.
+    /// Operations of a dead engine or closed connection that may still be at devices.
     pub(crate) carried: Carried,
     flusher: Flusher,
     fused: Fused,
-    /// What the internal lane does.
     pub(crate) jobs: Jobs,
     ended: EndedQueues,
     machines: VmCommands,
@@ -127,21 +121,21 @@ impl Core {
         }
     }
 
-    /// CLOCK_MONOTONIC as of this turn, or of when its commands began to end.
+    /// CLOCK_MONOTONIC at the start of this turn, or when its commands began to end.
     #[inline]
     pub fn now_ns(&self) -> u64 {
         self.clock.now_ns
     }
 
-    /// Whether [`Core::start`] has room for another command of this lane. A lane never gets more than
-    /// what it leaves to all others, neither of commands nor of staging buffers: so whatever hangs, and
-    /// however many lanes it takes along, a lane that has little in flight gets on.
+    /// Whether [`Core::start`] has room for another command of this lane. A lane never gets more
+    /// commands or staging buffers than it leaves to all others. So a lane with few commands
+    /// proceeds even when others hang.
     #[inline]
     pub fn may_start(&self, lane: LaneIndex) -> bool {
         self.has_room(lane) && self.qos.may_hold(lane)
     }
 
-    /// The same, whatever waits for the lane's budget.
+    /// Whether there is room for a command of this lane, regardless of its budget.
     #[inline]
     pub fn has_room(&self, lane: LaneIndex) -> bool {
         let left = self.slab.left().min(self.staging.left());
@@ -157,10 +151,10 @@ impl Core {
         self.records.reactor
     }
 
-    /// Begins a command. It comes back through [`Core::next_ended`], once.
+    /// Begins a command. It comes back once, through [`Core::next_ended`].
     ///
     /// # Errors
-    /// The command itself, when there is no room for it now.
+    /// The command itself, if there is no room for it now.
     pub fn start(&mut self, new: NewIo) -> Result<(), NewIo> {
         if !self.may_start(new.lane) {
             return Err(new);
@@ -175,8 +169,8 @@ impl Core {
         Ok(())
     }
 
-    /// Begins a command in a place of the slab that was free: nothing can refuse it any more. So many entries of its list
-    /// are its memory.
+    /// Begins a command in a free place of the slab, after which it cannot be refused. `pieces`:
+    /// entries of its list.
     #[inline]
     fn begin(&mut self, new: NewIo, index: u32, pieces: u8) {
         let token = Token::take(index);
@@ -203,7 +197,7 @@ impl Core {
                     .in_flight
                     .store(u64::from(lane.in_flight), Relaxed);
                 let io = &mut self.slab[token.index()];
-                // Then some may be what a dead engine had begun.
+                // The dead engine may have begun some of them.
                 let may_begin = match self.carried.any() {
                     true => self.qos.admit_carried(io, &self.carried),
                     false => self.qos.admit_op(new.lane, &new.op),
@@ -217,7 +211,7 @@ impl Core {
                 self.begin_admitted(token);
             }
             _ => {
-                // The export went while the command was on its way: nothing was counted.
+                // The export was removed meanwhile; nothing was counted.
                 io.stage = Stage::Free;
                 let new = NewIo {
                     buffer: io.buffer.take(),
@@ -230,7 +224,7 @@ impl Core {
         }
     }
 
-    /// Ends a command that has no place: it never began.
+    /// Ends a command that never began.
     #[cold]
     fn refuse(&mut self, new: NewIo, status: Status) {
         let done = DoneIo {
@@ -245,7 +239,7 @@ impl Core {
         self.carried.refused(new.record);
     }
 
-    /// Begins a command that is paid for.
+    /// Begins a command that has been charged.
     #[inline]
     fn begin_admitted(&mut self, token: Token) {
         if self.carried.any() {
@@ -255,18 +249,17 @@ impl Core {
         }
     }
 
-    /// The next command of a frontend's that ended.
+    /// The next ended command of a frontend.
     #[inline]
     pub fn next_ended(&mut self, frontend: FrontendIndex) -> Option<DoneIo> {
         self.ended.next(frontend)
     }
 
-    /// Whether a frontend has a command that ended.
     pub(crate) fn has_ended(&self, frontend: FrontendIndex) -> bool {
         !self.ended.is_empty_for(frontend)
     }
 
-    /// Gives a command back to its frontend; a VM's without the buffer, which was the core's.
+    /// Returns a command to its frontend; a VM's without the core's buffer.
     #[inline]
     fn give_back(&mut self, mut done: DoneIo, record: CommandRef) {
         if record.is_machine()
@@ -277,19 +270,16 @@ impl Core {
         self.ended.push(done);
     }
 
-    /// How many of a test's first frontend have ended.
     #[cfg(test)]
     pub(crate) fn ended_count(&self) -> usize {
         self.ended.count(FrontendIndex(0))
     }
 
-    /// The next command of a test's first frontend that ended.
     #[cfg(test)]
     pub(crate) fn next_done(&mut self) -> Option<DoneIo> {
         self.ended.next(FrontendIndex(0))
     }
 
-    /// Ends a command.
     fn finish(&mut self, mut token: Token) {
         if self.carried.any() {
             token = match self.compared(token) {
@@ -328,8 +318,7 @@ impl Core {
         }
     }
 
-    /// Notes what this reactor works on from here, should it die of it: a command, or (`None`) what is
-    /// no tenant's.
+    /// Records the command to blame if this reactor dies from here on; `None`: no tenant's.
     #[inline]
     pub(crate) fn blame(&self, io: Option<u32>) {
         if RECORDS {
@@ -343,7 +332,7 @@ impl Core {
         self.lanes.get(index)
     }
 
-    /// Adds a lane, or changes what an existing one shows.
+    /// Adds or updates a lane.
     pub fn set_lane(&mut self, lane: Lane) {
         let index = lane.index;
         self.lanes.set(lane);
@@ -352,8 +341,8 @@ impl Core {
         }
     }
 
-    /// Removes a lane as soon as its commands have ended, and tells the control thread. What isn't at
-    /// a device yet ends now and never gets there.
+    /// Removes a lane once its commands have ended, then tells the control thread. Commands that
+    /// are not at a device end now.
     pub fn remove_lane(&mut self, index: LaneIndex) {
         if let Some(lane) = self.lanes.get_mut(index) {
             lane.removed = true;
@@ -362,13 +351,13 @@ impl Core {
                 self.qos.detach(index, &self.slab);
                 self.upcalls.push_back(Upcall::LaneGone { lane: index });
             } else {
-                // As if their time were over.
+                // They end as if they had timed out.
                 self.end_waiting(Status::COMMAND_INTERRUPTED, |_, _, of| of == index);
             }
         }
     }
 
-    /// A device is served from now on; but see [`Core::fenced`].
+    /// Serves a device from now on; see also [`Core::fenced`].
     pub fn set_device(&mut self, served: ServedDevice) {
         let device = served.config.device;
         self.devices.set(served);
@@ -377,7 +366,7 @@ impl Core {
         self.take_up(|_, io| io.stage == Stage::DeviceWait, Self::dispatch);
     }
 
-    /// Whether any command is in hand.
+    /// Commands in the slab.
     pub fn busy_ios(&self) -> usize {
         self.slab.busy()
     }

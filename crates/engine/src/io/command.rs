@@ -1,8 +1,8 @@
-//! A command in the core: what a frontend hands over, and what comes back, exactly once.
+//! A command in the core, from the frontend's request to its one completion.
 //!
-//! **Design.** Commands live in a fixed slab. Code that works on one holds its [`Token`], which can't
-//! be dropped: it must go into a list, into flight, or to its end; forgetting one aborts the test
-//! that does it. **Not here:** what is done with them ([`crate::core`]).
+//! **Design.** Commands live in a fixed slab. Code that works on one holds its [`Token`], which
+//! must go into a list, into flight, or to the command's end. Dropping it aborts a test. **Not
+//! here:** the work itself ([`crate::core`]).
 
 use crate::io::parked::NONE;
 use crate::io::staging::StagingBuffer;
@@ -12,67 +12,67 @@ use forebay_nvme::reservation::Access;
 use forebay_xlate::boundary::region::{Blame, MAX_QUEUE_ENTRIES, MAX_QUEUES, OpKind};
 use forebay_xlate::reactor_side::Parked;
 
-/// Who gets the result.
+/// Receiver of the result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Owner {
-    /// The frontend that gets it.
+    /// Its frontend.
     pub frontend: FrontendIndex,
     /// The frontend's connection.
     pub conn: u32,
-    /// Which use of that connection slot.
+    /// Generation of the connection slot.
     pub conn_generation: u32,
     /// The command's slot on that queue.
     pub slot: u16,
 }
 
-/// A frontend's place among those of its reactor.
+/// A frontend's index within its reactor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FrontendIndex(pub u8);
 
 impl FrontendIndex {
     const SHIFT: u32 = 56;
 
-    /// The epoll key of something that the frontend watches: its own number for it has 56 bits.
+    /// The epoll key of a watched object; the frontend's own number for it has 56 bits.
     pub const fn key(self, number: u64) -> u64 {
         (self.0 as u64) << Self::SHIFT | number & ((1 << Self::SHIFT) - 1)
     }
 
-    /// Whether an epoll key is of something that the frontend watches.
+    /// Whether this is an epoll key of the frontend.
     pub const fn has_key(self, key: u64) -> bool {
         key >> Self::SHIFT == self.0 as u64
     }
 }
 
-/// Where the command is recorded in the state region; or, of a machine, what it is known by.
+/// The command's record in the state region, or the identity of a VM's command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CommandRef(u32);
 
 impl CommandRef {
-    /// Of a machine's lane and its frontend's number. Its record is in the machine file.
+    /// A VM's command, by lane and the frontend's number. Its record is in the VM's state file.
     #[inline]
     pub const fn machine(lane: u32, slot: u16) -> Self {
         Self(Blame::machine(lane, slot) as u32)
     }
 
-    /// Whether it is a machine's: it has no place among the commands of queues.
+    /// Whether it is a VM's command, which has no place among the queues' commands.
     #[inline]
     pub const fn is_machine(self) -> bool {
         Blame::machine_of_word(self.0 as u64).is_some()
     }
 
-    /// Of a queue's slot and a command's.
+    /// A command, by its queue's slot and its own.
     #[inline]
     pub const fn new(queue: u32, slot: u16) -> Self {
         Self(Blame::command(queue, slot) as u32)
     }
 
-    /// Its place among the commands of all queues. Of a machine's it means nothing.
+    /// Place among the commands of all queues; meaningless for a VM's command.
     #[inline]
     pub const fn place(self) -> usize {
         self.0 as usize % (MAX_QUEUES * MAX_QUEUE_ENTRIES)
     }
 
-    /// Queue slot; none of a machine's.
+    /// Queue slot; none for a VM's command.
     #[inline]
     pub const fn queue(self) -> Option<u32> {
         match self.is_machine() {
@@ -81,7 +81,7 @@ impl CommandRef {
         }
     }
 
-    /// The lane of a machine's command.
+    /// Lane of a VM's command.
     pub const fn machine_lane(self) -> Option<LaneIndex> {
         match Blame::machine_of_word(self.0 as u64) {
             Some((lane, _)) => Some(LaneIndex(lane)),
@@ -89,71 +89,71 @@ impl CommandRef {
         }
     }
 
-    /// Who is to blame while a reactor is busy with it.
+    /// Word that blames this command if the reactor dies while it works on it.
     #[inline]
     pub const fn blame(self) -> u64 {
         self.0 as u64
     }
 }
 
-/// What is to be done, in bytes of the volume; ranges were checked against its size.
+/// Operation, in bytes of the volume. Ranges are checked against its size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IoOp {
-    /// Into the buffer.
+    /// Reads into the buffer.
     Read {
-        /// From where.
+        /// Start on the volume.
         offset_bytes: u64,
-        /// How much.
+        /// Length.
         len_bytes: u32,
     },
-    /// Out of the buffer.
+    /// Writes from the buffer.
     Write {
-        /// To where.
+        /// Start on the volume.
         offset_bytes: u64,
-        /// How much.
+        /// Length.
         len_bytes: u32,
-        /// Durable before it ends.
+        /// Force unit access: durable before it ends.
         fua: bool,
     },
-    /// Compared with the buffer.
+    /// Compares with the buffer.
     Compare {
-        /// From where.
+        /// Start on the volume.
         offset_bytes: u64,
-        /// How much.
+        /// Length.
         len_bytes: u32,
     },
-    /// One block, out of the buffer if it is as expected ([`crate::core::Core::start_comparing`]). It ends as the
-    /// Write that it becomes, or with Compare Failure.
+    /// Writes one block if the old data is as expected ([`crate::core::Core::start_comparing`]). It
+    /// ends as the Write that it becomes, or with Compare Failure.
     CompareAndWrite {
-        /// Where.
+        /// Start on the volume.
         offset_bytes: u64,
-        /// How much.
+        /// Length.
         len_bytes: u32,
-        /// Durable before it ends.
+        /// Force unit access: durable before it ends.
         fua: bool,
     },
-    /// Everything written and completed before is made durable.
+    /// Makes all completed writes durable.
     Flush,
-    /// Zeros.
+    /// Writes zeros.
     WriteZeroes {
-        /// From where.
+        /// Start on the volume.
         offset_bytes: u64,
-        /// How much.
+        /// Length.
         len_bytes: u64,
-        /// Whether the space may be given back.
+        /// Whether the space may be freed.
         deallocate: bool,
-        /// Durable before it ends.
+        /// Force unit access: durable before it ends.
         fua: bool,
     },
-    /// Gives space back; the buffer holds this many NVMe Dataset Management ranges of 16 bytes.
+    /// Frees space. The buffer holds NVMe Dataset Management ranges of 16 bytes.
     Deallocate {
-        /// How many.
+        /// Number of ranges.
         ranges: u16,
     },
 }
 
 impl IoOp {
-    /// Whether a machine with this access may do it. A flush may be the first half of a read
+    /// Whether a VM with this access may do it. A flush may be the first half of a read
     /// (`core::Core::keeps_machines_from_writing`).
     pub(crate) fn is_let_by(&self, access: &Access) -> bool {
         match self {
@@ -163,7 +163,7 @@ impl IoOp {
         }
     }
 
-    /// As what it is counted.
+    /// Kind of operation in the statistics.
     #[inline]
     pub fn kind(&self) -> OpKind {
         match self {
@@ -174,7 +174,7 @@ impl IoOp {
         }
     }
 
-    /// Where it begins; 0 where it has no such place.
+    /// Start on the volume; 0 if it has none.
     pub(crate) fn offset_bytes(&self) -> u64 {
         match *self {
             Self::Read { offset_bytes, .. }
@@ -186,7 +186,7 @@ impl IoOp {
         }
     }
 
-    /// How many bytes of the volume; 0 where that isn't known from it alone.
+    /// Length in bytes; 0 if the operation alone does not tell.
     pub(crate) fn len_bytes(&self) -> u64 {
         match *self {
             Self::Read { len_bytes, .. }
@@ -198,7 +198,6 @@ impl IoOp {
         }
     }
 
-    /// Whether it changes what is stored.
     pub(crate) fn writes(&self) -> bool {
         match self {
             Self::Write { .. }
@@ -209,7 +208,7 @@ impl IoOp {
         }
     }
 
-    /// Whether it is at reading now.
+    /// Whether its present step reads.
     pub(crate) fn reads(&self) -> bool {
         matches!(
             self,
@@ -221,65 +220,62 @@ impl IoOp {
 /// A command for the core.
 #[derive(Debug)]
 pub struct NewIo {
-    /// Who gets the result.
+    /// Receiver of the result.
     pub owner: Owner,
-    /// Whose path.
+    /// Its lane.
     pub lane: LaneIndex,
-    /// What.
+    /// Operation.
     pub op: IoOp,
-    /// Its bytes, at least as long as the operation says.
+    /// Its bytes, at least as long as the operation needs.
     pub buffer: Option<StagingBuffer>,
     /// Its record.
     pub record: CommandRef,
-    /// If its frontend had it wait: how long its lane had waited for its budget until then (`core::Core::over_ns`).
+    /// Time that its lane had already been over budget, if the frontend held the command back
+    /// (`core::Core::over_ns`).
     pub over_ns: Option<u64>,
 }
 
 /// A command that ended.
 #[derive(Debug)]
 pub struct DoneIo {
-    /// Who gets the result.
+    /// Receiver of the result.
     pub owner: Owner,
-    /// Whose path.
+    /// Its lane.
     pub lane: LaneIndex,
-    /// What it was.
+    /// Operation.
     pub op: IoOp,
-    /// How it ended.
+    /// Result.
     pub status: Status,
     /// Its bytes, to be given back.
     pub buffer: Option<StagingBuffer>,
-    /// When it was started, CLOCK_MONOTONIC ns.
+    /// Start, CLOCK_MONOTONIC ns.
     pub started_ns: u64,
 }
 
-/// What a command in the slab waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Stage {
-    /// The slot is free.
     Free,
-    /// It has slices at a device, or is being worked on.
+    /// Slices are at devices, or it is being worked on.
     Moving,
     /// The owner was asked about an extent.
     Parked(Parked),
     /// A device is not served yet.
     DeviceWait,
-    /// Something older that it overlaps, or its own predecessor, may still be at a device.
+    /// An older overlapping operation, or its own predecessor, may still be at a device.
     CarriedWait,
-    /// The ring had no room.
+    /// The ring was full.
     RingWait,
-    /// The lane has as many slices at devices as it may.
+    /// The lane has its maximum of slices at devices.
     SliceWait,
-    /// Devices are being flushed.
     Flushing,
     /// The owner was asked to commit.
     Committing,
     /// The owner was asked to take back extents.
     Releasing,
-    /// It is not admitted yet: its lane is over budget, or had enough of this turn.
+    /// Not admitted: the lane is over budget, or used up its part of this turn.
     Throttled,
 }
 
-/// A command in the slab.
 #[derive(Debug)]
 pub(crate) struct Io {
     pub owner: Owner,
@@ -287,31 +283,32 @@ pub(crate) struct Io {
     pub op: IoOp,
     pub buffer: Option<StagingBuffer>,
     pub record: CommandRef,
-    /// How long its lane had waited for its budget when it began to wait, here or before it came.
+    /// How long the lane had been over budget when this command began to wait, here or in the
+    /// frontend.
     pub over_ns: Option<u64>,
     pub started_ns: u64,
     pub deadline_ns: u64,
     pub stage: Stage,
     pub status: Status,
-    /// Bytes of the present range that are submitted or need nothing.
+    /// Bytes of the present range that are submitted or need no operation.
     pub cursor: u64,
     /// The present range of a Deallocate.
     pub range_index: u16,
     /// Slices at devices.
     pub slices: u32,
-    /// Device flushes it waits for.
+    /// Pending device flushes.
     pub flushes: u32,
     /// The commit that it waits for.
     pub commit: u64,
     /// Bytes that the owner was asked to take back.
     pub releasing: u64,
-    /// In the chain that it is in: the command that parked before it, or that is throttled after it.
+    /// Its link in a chain: the command parked before it, or throttled after it.
     pub link: u32,
-    /// Which use of the slot: stale answers are ignored.
+    /// Generation of the slot: stale answers are ignored.
     pub generation: u32,
-    /// Entries of its list ([`crate::io::machine`]); 0: it has none.
+    /// Entries of its list ([`crate::io::machine`]); 0 if it has none.
     pub pieces: u8,
-    /// Those before this one are submitted.
+    /// Entries before this one are submitted.
     pub piece_at: u8,
 }
 
@@ -347,7 +344,7 @@ impl Io {
     }
 }
 
-/// The right and the duty to carry a command on.
+/// The right and the duty to continue a command.
 #[derive(Debug)]
 pub(crate) struct Token(u32);
 
@@ -360,7 +357,7 @@ impl Token {
         self.0 as usize
     }
 
-    /// Gives the duty to a list or to what is in flight, which will take it up again by index.
+    /// Hands the command to a list or into flight, where an index finds it again.
     pub(crate) fn entrust(self) -> u32 {
         let index = self.0;
         std::mem::forget(self);

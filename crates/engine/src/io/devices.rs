@@ -1,9 +1,9 @@
-//! The devices that are served, and the ring through which all operations go to them.
+//! The served devices, and the ring for all their operations: slices, flushes, jobs, and other
+//! reactors' slices.
 //!
-//! **Purpose.** Everything that a reactor asks of a device passes here: slices, flushes, jobs, and other reactors' slices.
-//! **Design.** The ring is entered when a turn ends, and before that where devices have little to do. Nothing is handed to the
-//! kernel before [`Pulse`] says that the pool is still this engine's. What an operation is for, its user data says ([`kind`]).
-//! **Not here:** what an operation's end means (whoever submitted it knows).
+//! **Design.** The ring is entered at the end of a turn, or before if devices have little to do.
+//! Nothing is submitted before [`Pulse`] confirms that the pool is still this engine's. An
+//! operation's user data tells its purpose ([`kind`]). **Not here:** the handling of completions.
 
 use crate::heartbeat::Pulse;
 use forebay_device::Device;
@@ -15,7 +15,7 @@ use forebay_xlate::{DeviceIndex, Word, kill_point};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What a completion on the ring is about: the top byte of its user data.
+/// Purpose of a completion: the top byte of its user data.
 pub(crate) mod kind {
     pub(crate) const SLICE: u64 = 1;
     pub(crate) const FLUSH: u64 = 2;
@@ -25,25 +25,21 @@ pub(crate) mod kind {
     pub(crate) const SHIFT: u32 = 56;
 }
 
-/// A device that is served. Its fence may still have to pass ([`crate::core::Core::fenced`]).
+/// A served device. Its fence may still have to pass ([`crate::core::Core::fenced`]).
 #[derive(Clone, Debug)]
 pub struct ServedDevice {
-    /// Where its extents are.
+    /// Its configuration, with the place of its extents.
     pub config: Arc<DeviceConfig>,
     /// The open device.
     pub device: Arc<Device>,
 }
 
-/// See the module's text.
 pub struct DeviceRing {
     pub(crate) ring: Ring,
-    /// Whether the pool is still this engine's.
     pulse: Arc<Pulse>,
     pub(crate) served: Vec<Option<ServedDevice>>,
-    /// When an operation ended last.
     pub(crate) ended_ns: u64,
     pub(crate) wake_armed: bool,
-    /// Errors are counted there.
     region: Arc<Region>,
 }
 
@@ -59,7 +55,6 @@ impl DeviceRing {
         }
     }
 
-    /// What tells whether the pool is still this engine's.
     pub fn set_pulse(&mut self, pulse: Arc<Pulse>) {
         self.pulse = pulse;
     }
@@ -71,32 +66,32 @@ impl DeviceRing {
 
     pub(crate) fn set(&mut self, served: ServedDevice) {
         if served.device.is_native() {
-            // Without, it is used as any block device is.
+            // Otherwise it is used as any block device.
             let _ = self.ring.prepare_native();
         }
         let at = usize::from(served.config.device.0);
         self.served[at] = Some(served);
     }
 
-    /// Whether all of these are served.
     pub(crate) fn has_all(&self, mut devices: impl Iterator<Item = DeviceIndex>) -> bool {
         devices.all(|device| self.get(device.0).is_some())
     }
 
-    /// Whether any of them ends operations at once.
+    /// Whether any device ends operations at once.
     pub(crate) fn some_end_at_once(&self) -> bool {
         let mut served = self.served.iter().flatten();
         served.any(|served| served.device.ends_at_once())
     }
 
-    /// Where byte `within` of the word's extent lies on its device; `None` while it isn't served.
+    /// Device offset of byte `within` of the word's extent; `None` while the device is not served.
     #[inline]
     pub(crate) fn offset_of(&self, word: Word, within: u64) -> Option<u64> {
         let config = &self.get(word.device().0)?.config;
         Some(config.data_offset_bytes + word.extent().0 * u64::from(config.extent_bytes) + within)
     }
 
-    /// Whether the device has nothing but zeros from `device_at` on, which is in a run that begins at `word`.
+    /// Whether the device has only zeros from `device_at` to the end of a run that begins at
+    /// `word`.
     #[inline]
     pub(crate) fn reads_zeros(&self, word: Word, run: u64, device_at: u64) -> bool {
         self.get(word.device().0).is_some_and(|served| {
@@ -104,7 +99,7 @@ impl DeviceRing {
         })
     }
 
-    /// Gives an operation to its device; `None` while that isn't served.
+    /// Submits an operation; `None` while the device is not served.
     #[inline]
     pub(crate) fn submit(
         &mut self,
@@ -118,17 +113,15 @@ impl DeviceRing {
         Some(served.device.submit(&mut self.ring, op, data))
     }
 
-    /// What an operation's result on the ring means to its device.
     #[inline]
     pub(crate) fn finish(&self, device: u8, op: Op, result: i32) -> Option<Finish> {
         Some(self.get(device)?.device.finish(op, result))
     }
 
-    /// Counts in the state region that an operation on a device failed.
     #[cold]
     pub(crate) fn count_error(&self, device: u8, op: &Op, errno: Errno, now_ns: u64) {
         if errno == Errno::FAULT {
-            // Its own machine's memory was gone, which is no fault of the device.
+            // The VM's memory was gone, which is no fault of the device.
             return;
         }
         let what = match op.kind() {
@@ -147,7 +140,7 @@ impl DeviceRing {
         );
     }
 
-    /// Hands what is queued to the kernel. What fails of it stays queued: the next turn tries again.
+    /// Hands queued operations to the kernel; the next turn retries those that fail.
     pub(crate) fn enter(&mut self) {
         if self.ring.queued() > 0 {
             self.pulse.check();
@@ -157,8 +150,8 @@ impl DeviceRing {
         }
     }
 
-    /// The same before the turn ends, as soon as devices have no more than what is queued for them. So one that is idle has
-    /// its first command at once, and works while the rest of a batch is prepared; a busy one gets batches.
+    /// The same before the turn's end, once devices have no more than the queued operations. So an
+    /// idle device starts at once, and a busy one gets batches.
     #[inline]
     pub(crate) fn feed(&mut self, at_devices: usize) {
         if 2 * self.ring.queued() >= at_devices {
@@ -166,7 +159,6 @@ impl DeviceRing {
         }
     }
 
-    /// What the ring has completed.
     #[inline]
     pub(crate) fn completions(&mut self, batch: &mut [Completion]) -> usize {
         self.ring.drain(batch)
@@ -185,18 +177,16 @@ impl DeviceRing {
         let _ = self.ring.wait(1, Some(limit));
     }
 
-    /// Has the ring know memory that is held; given back if that can't be.
+    /// Registers pinned memory with the ring; returns it on failure.
     pub(crate) fn register(&mut self, pinned: Pinned) -> Result<Registration, Pinned> {
         self.ring.register(pinned).map_err(|(pinned, _)| pinned)
     }
 
-    /// Has the ring forget memory, of which nothing is at devices or on its way there. What held it is to be dropped
-    /// elsewhere.
+    /// Unregisters memory that no operation uses. The caller drops it on another thread.
     pub(crate) fn unregister(&mut self, name: Registration) -> Option<Pinned> {
         self.ring.unregister(name)
     }
 
-    /// Requests so far whose memory the ring knew.
     #[cfg(test)]
     pub(crate) fn fixed_requests(&self) -> u64 {
         self.ring.fixed_requests()

@@ -1,22 +1,20 @@
-//! Compare, and compare-and-write: what is stored is read into memory of our own, and compared there with
-//! what the host expects.
+//! Compare, and compare-and-write: reads stored data into private memory and compares it with what
+//! the host expects.
 //!
-//! **Design.** While a command compares, its buffer is a *scratch* one, into which it reads as any read does; its
-//! host's bytes wait here. When such a read has ended, [`Fused::judge`] looks: a Compare goes on with the next
-//! piece or ends; a compare-and-write (one block, NVM Command Set 1.0, 2.1.4: ACWU is 0) becomes a plain write. Before
-//! that goes to any device, its record says that it *passed*: so after a death the compare, which its own write
-//! may have made fail, is not done again.
+//! **Design.** A comparing command reads into a *scratch* buffer; its host's bytes wait here. Then
+//! [`Fused::judge`] continues a Compare with the next piece or ends it. A compare-and-write (one
+//! block: ACWU is 0, NVM Command Set 1.0, 2.1.4) becomes a plain write. First its record gets the
+//! mark *passed*: the write may make the compare fail, so a successor must not repeat it.
 //!
-//! Nothing else may change the block between the two, nor before it is known for good that it was written: a
-//! successor writes again what passed and is not answered. So a compare-and-write makes spans of what is in hand
-//! and overlaps it, then one of its own ([`crate::recovery`]): it begins when the former have ended, and what is younger
-//! waits until its answer is published ([`crate::recovery::Carried::pair_answered`]). While nobody compares, all of this costs nothing.
-//! It may allocate.
+//! No other write may come between compare and write, nor before the answer: a successor repeats a
+//! passed, unanswered write. So a compare-and-write waits for overlapping commands in flight, and
+//! younger ones wait until its answer is published ([`crate::recovery::Carried::pair_answered`]).
+//! Without compares this costs nothing. It may allocate.
 //!
-//! A pair whose Compare has FUA makes what is stored durable before it reads it: flushed and committed as for a
-//! FLUSH, when what is older has ended, and what is younger already waits. A successor that finds it so begins it again.
+//! If the Compare has FUA, older data is first flushed and committed, as for a Flush, while younger
+//! commands already wait. A successor starts it again.
 //!
-//! **Not here:** which two commands are a pair, and their answers (`nvme_tcp::fused`).
+//! **Not here:** recognizing pairs and their answers (`nvme_tcp::fused`).
 
 use crate::io::command::{Io, IoOp};
 use crate::io::slab::MAX_IOS;
@@ -24,33 +22,32 @@ use crate::io::staging::{Staging, StagingBuffer};
 use crate::io::submit::SliceTransfer;
 use forebay_nvme::Status;
 
-/// What is read at once; less when memory is short.
+/// Bytes read at once; fewer when memory is short.
 pub(crate) const PIECE_BYTES: u32 = 64 << 10;
 pub(crate) const SMALL_PIECE_BYTES: u32 = 4 << 10;
 
-/// What the host of a compare-and-write expects to find.
+/// The expected data of a compare-and-write.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Expected<'a> {
     /// Its one block.
     pub bytes: &'a [u8],
-    /// What is found must be durable (FUA of the Compare).
+    /// The stored data must be durable first (FUA of the Compare).
     pub durable: bool,
 }
 
-/// A command that compares.
 #[derive(Debug)]
 pub(crate) struct Comparing {
-    /// What came from its host: what it expects, or what it writes if the compare passes.
+    /// Data from the host: expected, or to be written if the compare passes.
     pub(crate) from_host: Option<StagingBuffer>,
     /// Bytes that were as expected.
     pub(crate) done_bytes: u32,
-    /// What is stored is yet to be made durable.
+    /// The stored data must still be made durable.
     pub(crate) flushes: bool,
-    /// It has passed, and is but a write.
+    /// The compare has passed; only the write is left.
     pub(crate) passed: bool,
 }
 
-/// The commands that compare, by their places in the slab.
+/// Comparing commands, by their places in the slab.
 #[derive(Debug, Default)]
 pub(crate) struct Fused {
     /// Empty before the first one.
@@ -59,12 +56,11 @@ pub(crate) struct Fused {
 }
 
 impl Fused {
-    /// Whether anybody compares.
     pub(crate) fn any(&self) -> bool {
         self.count > 0
     }
 
-    /// What a command that compares reads next; `None`: what is stored is made durable first.
+    /// The next read of a comparing command; `None` while stored data is made durable.
     #[cold]
     pub(crate) fn next(&self, index: usize, io: &Io) -> Option<SliceTransfer> {
         let comparing = self.comparing.get(index).and_then(Option::as_ref);
@@ -96,7 +92,6 @@ impl Fused {
         })
     }
 
-    /// Begins to compare, with what came from the command's host.
     pub(crate) fn begin(&mut self, index: u32, comparing: Comparing) {
         if self.comparing.is_empty() {
             self.comparing.resize_with(MAX_IOS, || None);
@@ -105,7 +100,7 @@ impl Fused {
         self.count += 1;
     }
 
-    /// What a command that would end is to do.
+    /// Decides how a command whose reads or writes have ended continues.
     pub(crate) fn judge(&mut self, index: usize, io: &mut Io, staging: &mut Staging) -> Judged {
         let Some(mut comparing) = self.comparing.get_mut(index).and_then(Option::take) else {
             return Judged::Ended;
@@ -152,7 +147,8 @@ impl Fused {
 }
 
 impl Comparing {
-    /// Compares what a command has read. Whether it is as expected, and there is more to do; if not as expected, it fails.
+    /// Compares the data that was read. True if it is as expected and more is to be compared; a
+    /// mismatch fails the command.
     fn goes_on(&mut self, io: &mut Io) -> bool {
         let read = io.buffer.as_ref().map_or(&[][..], |b| b.as_slice());
         let (same, more) = match io.op {
@@ -183,14 +179,13 @@ impl Comparing {
     }
 }
 
-/// What a command that would end is to do.
 pub(crate) enum Judged {
-    /// It ends; it compared, or never did.
+    /// It ends.
     Ended,
-    /// It ends, but what is younger waits on: its write is done, and not answered yet.
+    /// Its write is done but not answered, so younger commands still wait.
     Written,
-    /// It goes on to compare.
+    /// It continues to compare.
     More,
-    /// It has compared, and goes on to write.
+    /// It continues with its write.
     Passed,
 }

@@ -1,23 +1,24 @@
-//! Commands whose bytes lie in a machine's memory.
+//! Commands whose bytes lie in a VM's memory.
 //!
-//! **Design.** Such a command has no staging buffer, but a list of pieces of its machine's memory, in a fixed table
-//! beside the slab ([`forebay_device::Vectors`]). A slice names the entries of that list that are its bytes; where a slice
-//! ends within an entry, that is cut in two. So devices read and write the machine's memory directly, and nothing is
-//! copied. Its [`Hold`] keeps the memory mapped until it ends, which no command does before all its slices have ended:
-//! whoever takes memory away waits for that ([`forebay_guest::Retired`]), and nothing touches it afterwards.
+//! **Design.** Such a command has no staging buffer but a list of memory pieces, in a fixed table
+//! beside the slab ([`forebay_device::Vectors`]). A slice names entries of this list; where it ends
+//! within an entry, the entry is cut in two. So devices access the VM's memory directly, without
+//! copies. The command's [`Hold`] keeps the memory mapped until all its slices have ended
+//! ([`forebay_guest::Retired`]).
 //!
-//! What a device can't take as it is (unaligned for direct I/O) *bounces*: that slice goes through a staging buffer, and
-//! its bytes are counted (`copied_bytes`), as are those of a Compare. What is compared, and the ranges of a Deallocate,
-//! are copied once before the command begins, so that they are the same whenever they are looked at.
+//! A slice that the device cannot take directly (unaligned for direct I/O) *bounces*: it goes
+//! through a staging buffer, in small parts, and counts as `copied_bytes`, as a Compare does. Data
+//! to compare and the ranges of a Deallocate are copied once before the command begins, so that
+//! they cannot change.
 //!
-//! It does so in small parts, of which a lane never has more than it leaves to all others. Bytes that the processor moves
-//! (these copies, zeros of holes, devices in memory) are bounded per lane and turn ([`TURN_BYTES`]): the next turn
-//! goes on, first with what was left.
+//! A lane never has more bouncing parts than it leaves to all others. The bytes that the processor
+//! moves (copies, zeros of holes, devices in memory) are bounded per lane and turn
+//! ([`TURN_BYTES`]). The next turn continues with the remainder.
 //!
-//! Most commands on a device in memory, or on one that keeps nothing, need none of that: they are over before they would
-//! have had a place here ([`crate::core::Core::at_once`]).
+//! Most commands on a device in memory, or on one that stores nothing, end before they get a place
+//! here ([`crate::core::Core::at_once`]).
 //!
-//! **Not here:** how a frontend finds the pieces, and what it does of a client that goes away.
+//! **Not here:** how a frontend finds the pieces, and how it handles a client that disconnects.
 
 #![allow(unsafe_code)]
 
@@ -33,33 +34,33 @@ use forebay_xlate::Word;
 use forebay_xlate::boundary::region::{MAX_LANES, bump};
 use forebay_xlate::drain::SliceSpan;
 
-/// Entries of a command's list: its pieces, and one more for each place where slices cut one in two. Those are where
-/// extents end, of which the shortest is 64 KiB, and where parts that bounce do.
+/// Entries of a command's list: its pieces, and one for each cut. Cuts are at ends of extents (the
+/// shortest is 64 KiB) and of bouncing parts.
 const LIST: usize = 176;
 const _: () = assert!(LIST <= u8::MAX as usize);
 const _: () = assert!(MAX_PIECES + 3 * (MAX_TRANSFER_BYTES / BOUNCE_BYTES) as usize <= LIST);
 
-/// What the processor moves for a machine in one turn, more or less: others have a right to theirs.
+/// About the bytes that the processor moves for a VM in one turn, which bounds the delay of other
+/// lanes.
 const TURN_BYTES: u32 = 1 << 20;
-/// The longest part that bounces at once.
+/// Longest bouncing part.
 const BOUNCE_BYTES: u32 = 64 << 10;
-/// How many of them a lane has at once.
+/// Most bouncing parts of a lane.
 const MAX_BOUNCES: usize = 64;
 
-/// A slice whose bytes go through a buffer of ours.
+/// A slice whose bytes go through a staging buffer.
 #[derive(Debug)]
 struct Bounce {
     buffer: StagingBuffer,
-    /// Its command's memory.
+    /// The command's memory.
     bufs: Bufs,
 }
 
-/// See the module's text.
 #[derive(Debug)]
 pub(crate) struct VmCommands {
-    /// By the command's place in the slab. `None`: there was no memory for them.
+    /// By the command's place in the slab. `None`: there was no memory for the table.
     lists: Option<Vectors>,
-    /// What keeps them mapped.
+    /// What keeps each command's memory mapped.
     holds: Vec<Hold>,
     /// By the slice's place.
     bounces: Vec<Option<Bounce>>,
@@ -68,14 +69,13 @@ pub(crate) struct VmCommands {
     moved: Vec<Moved>,
 }
 
-/// What the processor does for a lane.
+/// The processor's work for a lane.
 #[derive(Clone, Copy, Debug, Default)]
 struct Moved {
-    /// In this turn,
+    /// The turn that `bytes` belongs to.
     turn: u64,
-    /// so many bytes.
     bytes: u32,
-    /// Parts that are bouncing.
+    /// Bouncing parts.
     bounces: u32,
 }
 
@@ -90,7 +90,7 @@ impl VmCommands {
         }
     }
 
-    /// Another turn: before what was set aside goes on, and before anything new.
+    /// Begins a turn, before set-aside and new commands.
     #[inline]
     pub(crate) fn turn(&mut self) {
         self.turn += 1;
@@ -103,7 +103,7 @@ impl VmCommands {
         moved.turn == self.turn && moved.bytes >= TURN_BYTES
     }
 
-    /// Whether anything was over at once for it in this turn.
+    /// Whether the processor has moved any bytes for it in this turn.
     #[inline]
     pub(crate) fn moved_any(&self, lane: LaneIndex) -> bool {
         self.moved[lane.0 as usize % MAX_LANES].turn == self.turn
@@ -128,15 +128,15 @@ impl VmCommands {
         self.holds[io] = Hold::default();
     }
 
-    /// Takes over a command's pieces; how many entries they are.
+    /// Takes over a command's pieces. Returns the number of entries.
     pub(crate) fn take(&mut self, io: usize, pieces: &mut Pieces) -> u8 {
         let Some(lists) = &mut self.lists else {
             return 0;
         };
         for (at, slice) in pieces.slices().iter().enumerate() {
-            // SAFETY: what keeps it mapped is kept below, until the command has ended; no command ends before all its
-            // slices have, and none but this command's operations name the entry. Whether it may be written was
-            // asked before the command was taken.
+            // SAFETY: the hold stored below keeps it mapped until the command has ended, after all
+            // its slices. Only this command's operations name the entry. Write permission was
+            // checked before the command was taken.
             let buf = unsafe { slice.buf() };
             if !lists.set(io, at, buf) {
                 return 0;
@@ -147,20 +147,20 @@ impl VmCommands {
         count
     }
 
-    /// The entries that are the next `len_bytes` of a command; `None` if there are none.
+    /// The entries of the command's next `len_bytes`; `None` if there are none.
     #[inline]
     fn next(&mut self, index: usize, io: &mut Io, len_bytes: u32) -> Option<Bufs> {
         let (at, pieces) = (usize::from(io.piece_at), usize::from(io.pieces));
         let lists = self.lists.as_mut().filter(|_| at < pieces)?;
         let (count, cut) = lists.cut(index, at, pieces, len_bytes)?;
-        // A list has fewer than 256.
+        // A list has fewer than 256 entries.
         io.pieces += u8::from(cut);
-        // SAFETY: set when the command began, and kept mapped until it ends. Entries before `piece_at` are of
-        // operations that were submitted, and cut by nobody; those from there on are of none.
+        // SAFETY: set when the command began, and mapped until it ends. Entries before `piece_at`
+        // belong to submitted operations and are never cut. Later ones belong to no operation.
         unsafe { lists.bufs(index, at, count) }
     }
 
-    /// A slice that went through a buffer of ours has ended. `into`: what it read goes into the machine's memory.
+    /// A bounced slice has ended. `into`: it was a read, whose data goes into the VM's memory.
     #[cold]
     pub(crate) fn bounce_ended(
         &mut self,
@@ -174,22 +174,22 @@ impl VmCommands {
         };
         if into {
             self.moves(lane, bufs.len_bytes());
-            // SAFETY: the pieces of a command that reads and has not ended: mapped, and to be written.
+            // SAFETY: the pieces of a read that has not ended: mapped and writable.
             unsafe { copy(&mut buffer, bufs, true) };
         }
         *self.bouncing(lane) -= 1;
         staging.give(buffer);
     }
 
-    /// Fills the next `len_bytes` of a command with zeros; false if it has no such memory.
+    /// Fills the next `len_bytes` of a command with zeros; false if it has no memory there.
     #[cold]
     pub(crate) fn zero(&mut self, index: usize, io: &mut Io, len_bytes: u32) -> bool {
         let Some(bufs) = self.next(index, io, len_bytes) else {
             return false;
         };
         for buf in bufs.iter() {
-            // SAFETY: a piece of the machine's memory that is mapped until the command ends, and may be written: the
-            // command reads into it.
+            // SAFETY: a piece of the VM's memory that stays mapped until the command ends. It is
+            // writable, since the command is a read.
             unsafe { buf.ptr().write_bytes(0, buf.len_bytes() as usize) };
         }
         io.piece_at += bufs.count() as u8;
@@ -198,10 +198,10 @@ impl VmCommands {
     }
 }
 
-/// Copies between a buffer and as much of a machine's memory.
+/// Copies between a buffer and a VM's memory of equal length.
 ///
 /// # Safety
-/// The memory is mapped, and for `into` it may be written.
+/// The memory is mapped and, for `into`, writable.
 unsafe fn copy(buffer: &mut StagingBuffer, bufs: Bufs, into: bool) {
     let mut rest = buffer.as_mut_slice();
     for buf in bufs.iter() {
@@ -209,7 +209,8 @@ unsafe fn copy(buffer: &mut StagingBuffer, bufs: Bufs, into: bool) {
             return;
         };
         let memory = buf.ptr().as_ptr();
-        // SAFETY: as long as each other, and mapped, as the caller says; staging memory is nobody's but ours.
+        // SAFETY: equal lengths, and mapped as the caller promises. Staging memory belongs only to
+        // the engine, so the two do not overlap.
         unsafe {
             if into {
                 memory.copy_from_nonoverlapping(ours.as_ptr(), ours.len());
@@ -222,7 +223,8 @@ unsafe fn copy(buffer: &mut StagingBuffer, bufs: Bufs, into: bool) {
 }
 
 impl Submission<'_> {
-    /// Puts a slice of the command to its device, whose bytes are the next of its machine's memory: so many, or fewer.
+    /// Submits a slice of the command with the next `len_bytes` of the VM's memory; shortens
+    /// `len_bytes` if the slice must be shorter.
     pub(crate) fn put_pieces(
         &mut self,
         word: Word,
@@ -255,14 +257,14 @@ impl Submission<'_> {
         if let Put::Ok = put {
             self.io.piece_at += bufs.count() as u8;
             if self.io.slices == before {
-                // Done at once: by the processor.
+                // Done at once, by the processor.
                 self.machines.moves(self.io.lane, bytes);
             }
         }
         put
     }
 
-    /// The same through a buffer of ours.
+    /// The same through a staging buffer.
     #[cold]
     fn put_bounced(
         &mut self,
@@ -279,7 +281,7 @@ impl Submission<'_> {
             return Put::NoMemory;
         };
         let Some(mut buffer) = self.staging.take(len_bytes) else {
-            // Tried again every turn.
+            // Retried every turn.
             return Put::NoRoom;
         };
         if span.write {
@@ -296,7 +298,7 @@ impl Submission<'_> {
             (Some(part), true, true) => Op::write(device_at, part).with_dsync(),
         };
         self.machines.moves(lane, len_bytes);
-        // Where it will be, if it is queued.
+        // Its place, if it is queued.
         let index = self.slices.free.last().map_or(0, |index| *index as usize);
         let put = self.put(word, op, span);
         let Put::Ok = put else {

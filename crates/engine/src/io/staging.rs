@@ -1,19 +1,19 @@
-//! Staging memory: where a command's bytes stay between the network and the device.
+//! Staging buffers: memory for a command's bytes between the network and the device.
 //!
-//! **Design.** A reactor's part of the engine's memory ([`crate::memory`]), cut into size classes with a
-//! free list each, last in first out, so that a quiet engine touches little. A buffer can be named by
-//! a [`BufferRef`], from which a successor finds its bytes.
+//! **Design.** A reactor's part of the engine's memory ([`crate::memory`]) is cut into size
+//! classes. Each has a last-in-first-out free list, so that a quiet engine touches few pages. A
+//! [`BufferRef`] names a buffer, so that a successor finds its bytes.
 //!
-//! In two tiers (BurstCBS's): a few buffers for each lane that is served stay at hand, and what a burst needs beyond them is
-//! borrowed from what is everybody's. Borrowed buffers are kept as long as the burst goes on, and when it has ended their pages
-//! go back to the system ([`Staging::settle`]), whoever else is busy. [`Staging::trim`] gives all of them back when the reactor
-//! has been idle. Both do so a little at a time, so that it is never away for long.
+//! As in BurstCBS there are two tiers: a few buffers stay ready for each served lane; bursts borrow
+//! more from a common part. When the burst of a class has ended, its borrowed pages go back to the
+//! system ([`Staging::settle`]); [`Staging::trim`] returns all pages of an idle reactor. Both work
+//! in small steps, so that the reactor never pauses for long.
 //!
-//! Buffers that a successor inherits ([`StagingBuffer::inherited`]) are of no class: their pages go
-//! back to the system with them. Nor are buffers of zeros ([`Staging::zeros`]): all are the same bytes,
-//! which nobody can change, so that an answer of zeros needs neither memory nor zeroing.
+//! Two kinds of buffer have no class: inherited ones ([`StagingBuffer::inherited`]), whose pages
+//! are freed with them, and zeros ([`Staging::zeros`]), which share one read-only area and need no
+//! zeroing.
 //!
-//! **Not here:** registration with the ring (memory that the kernel holds can't be given back to the system), huge pages.
+//! **Not here:** ring registration (the system cannot take back pinned memory) and huge pages.
 
 #![allow(unsafe_code)]
 
@@ -23,10 +23,10 @@ use forebay_qos::tiers::{self, Used, returned_at_once};
 use forebay_xlate::boundary::region::check::BufferRef;
 use std::ptr::NonNull;
 
-/// The longest transfer of one command (MDTS).
+/// Longest transfer of one command (MDTS), in bytes.
 pub const MAX_TRANSFER_BYTES: u32 = 512 * 1024;
 
-/// (bytes of a buffer, how many).
+/// (buffer size in bytes, number of buffers)
 const CLASSES: [(u32, u32); 5] = [
     (4 << 10, 2048),
     (16 << 10, 1024),
@@ -34,11 +34,8 @@ const CLASSES: [(u32, u32); 5] = [
     (128 << 10, 256),
     (MAX_TRANSFER_BYTES, 64),
 ];
-/// How many there are.
 pub(crate) const SIZE_CLASSES: usize = CLASSES.len();
-/// The class of what is inherited.
 const INHERITED: u8 = CLASSES.len() as u8;
-/// The class of what is zeros.
 const ZEROS: u8 = INHERITED + 1;
 
 const fn sum(of_bytes: bool) -> usize {
@@ -56,27 +53,28 @@ const ALL: usize = sum(false);
 /// Bytes of a reactor's staging memory.
 pub const STAGING_BYTES: usize = sum(true);
 
-/// A buffer, aligned to 4 KiB. Whoever holds it alone may touch its bytes; it must be given back. Of zeros
-/// there are many, and nobody may change them.
+/// A buffer, aligned to 4 KiB. Only its owner may touch its bytes, and must give it back. Buffers
+/// of zeros share read-only bytes.
 #[must_use = "give it back to the staging memory"]
 #[derive(Debug)]
 pub struct StagingBuffer {
     ptr: NonNull<u8>,
     len: u32,
-    /// Where it is in the memory's file, in pages; then four bits for the class that it counts as, four for its own.
+    /// Page in the memory's file (24 bits), the class that it counts as (4 bits), its own class (4
+    /// bits).
     place: u32,
 }
 
-/// What a buffer takes of the memory: whatever was asked for, others lack all of it.
+/// The memory that a buffer takes, whatever length was asked for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Taken {
-    /// Its size class, or [`SIZE_CLASSES`] and above: none.
+    /// Size class; [`SIZE_CLASSES`] and above: none.
     pub class: usize,
-    /// A buffer's length there.
+    /// Length of a buffer of that class.
     pub bytes: u64,
 }
 
-// SAFETY: the memory is reached through this value alone, or by readers alone, and is never unmapped.
+// SAFETY: the memory is reached only through this value, or only by readers, and is never unmapped.
 unsafe impl Send for StagingBuffer {}
 
 impl StagingBuffer {
@@ -88,23 +86,22 @@ impl StagingBuffer {
         }
     }
 
-    /// A buffer for what a successor inherits; `None` when the memory has no more room for that.
+    /// A buffer for a successor's inherited bytes; `None` if that part of the memory is full.
     pub(crate) fn inherited(memory: &'static Memory, len_bytes: u32) -> Option<Self> {
         let room = memory.inherit(len_bytes)?;
         Some(Self::new(room.ptr, len_bytes, room.offset_bytes, INHERITED))
     }
 
-    /// Bytes asked for.
+    /// Length in bytes, as requested.
     pub fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// Whether none were asked for.
+    /// Whether the length is zero.
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// What it takes.
     #[inline]
     pub(crate) fn taken(&self) -> Taken {
         let class = self.place as usize >> 4 & 15;
@@ -115,19 +112,18 @@ impl StagingBuffer {
         Taken { class, bytes }
     }
 
-    /// It is there instead of another one, and takes as much from now on, as far as that is counted.
+    /// Counts this buffer as `other`, which it replaces.
     #[inline]
     pub(crate) fn counts_as(&mut self, other: &Self) {
         self.place = self.place & !0xF0 | other.place & 0xF0;
     }
 
-    /// Its own class.
     #[inline]
     fn class(&self) -> u8 {
         self.place as u8 & 15
     }
 
-    /// Where it is in the memory's file.
+    /// Its place in the memory's file.
     #[inline]
     pub fn reference(&self) -> BufferRef {
         BufferRef {
@@ -136,13 +132,12 @@ impl StagingBuffer {
         }
     }
 
-    /// The same in short: the page in the upper 24 bits.
+    /// Its place in short form: the page in the upper 24 bits.
     #[inline]
     pub(crate) fn place(&self) -> u32 {
         self.place
     }
 
-    /// Whether it is one of [`Staging::zeros`].
     #[inline]
     pub(crate) fn is_zeros(&self) -> bool {
         self.class() == ZEROS
@@ -150,12 +145,12 @@ impl StagingBuffer {
 
     /// The bytes.
     pub fn as_slice(&self) -> &[u8] {
-        // SAFETY: `len` bytes at `ptr` are mapped for ever, and `self` is their only holder, or nobody ever
-        // writes them.
+        // SAFETY: `len` bytes at `ptr` stay mapped, and `self` is their only holder, or they are
+        // never written.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len()) }
     }
 
-    /// The bytes, for writing: none of zeros.
+    /// The bytes for writing; empty for a buffer of zeros.
     pub fn as_mut_slice(&mut self) -> &mut [u8] {
         if self.is_zeros() {
             return &mut [];
@@ -164,30 +159,30 @@ impl StagingBuffer {
         unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len()) }
     }
 
-    /// The bytes `from .. from + len` for a device operation; `None` out of range, and of zeros.
+    /// The bytes `from .. from + len` for a device operation. `None` if out of range, or for a
+    /// buffer of zeros.
     pub(crate) fn part(&self, from: u32, len: u32) -> Option<Buf> {
         if self.is_zeros() {
             return None;
         }
-        // SAFETY: mapped for ever. The core alone calls this, on buffers of commands that it holds, and
-        // hands the buffer on only when no operation on it is in flight.
+        // SAFETY: never unmapped. Only the core calls this, on buffers of its commands, and it
+        // hands a buffer on only when no operation on it is in flight.
         let whole = unsafe { Buf::new(self.ptr, self.len) };
         whole.slice(from, len)
     }
 }
 
-/// A size class.
 #[derive(Debug)]
 struct Class {
     size_bytes: u32,
     base: NonNull<u8>,
-    /// Where it is in the memory's file.
+    /// Offset in the memory's file.
     offset_bytes: u64,
-    /// Free ones that have pages: the last one used comes last.
+    /// Free buffers with pages, the last one used at the end.
     warm: Vec<u32>,
-    /// Free ones that have none.
+    /// Free buffers without pages.
     cold: Vec<u32>,
-    /// The others.
+    /// Buffers in use.
     used: Used,
 }
 
@@ -203,14 +198,15 @@ impl Class {
         self.warm.len() + self.cold.len()
     }
 
-    /// Gives pages of free buffers back to the system, so that `keep` or more of them have some; true if there is more to give.
+    /// Returns pages of some free buffers to the system, but keeps at least `keep` buffers. True if
+    /// more remain to return.
     fn cool(&mut self, keep: usize) -> bool {
         let extra = self.warm.len().saturating_sub(keep);
         if extra == 0 {
             return false;
         }
         let count = extra.min(returned_at_once(self.size_bytes) as usize);
-        // Neighbours lie together then, and go with one call.
+        // Sorted, so that one call frees adjacent buffers.
         self.warm.sort_unstable();
         let from = self.warm.len() - count;
         let mut next = None;
@@ -219,7 +215,8 @@ impl Class {
             if run > 0 && next != Some(index) {
                 let first = next.unwrap_or_default() - run;
                 let at = first as usize * self.size_bytes as usize;
-                // SAFETY: within the class, since these were handed out once; they are free, so no byte of them matters.
+                // SAFETY: within the class, since these indexes were handed out once. The buffers
+                // are free, so their bytes do not matter.
                 unsafe { memory::remove(self.base.add(at), (run * self.size_bytes) as usize) };
                 run = 0;
             }
@@ -231,16 +228,16 @@ impl Class {
     }
 }
 
-/// What a reactor's staging memory takes of the system's.
+/// Memory of the system that a reactor's staging buffers hold.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Held {
-    /// Bytes of buffers that stay at hand.
+    /// Bytes of buffers that stay ready.
     pub own_bytes: u64,
-    /// Bytes of those that a burst has borrowed, until it ends.
+    /// Bytes borrowed for a burst, until it ends.
     pub borrowed_bytes: u64,
 }
 
-/// See the module's text.
+/// A reactor's staging buffers.
 #[derive(Debug)]
 pub struct Staging {
     classes: [Class; CLASSES.len()],
@@ -248,11 +245,11 @@ pub struct Staging {
     zeros: Zeros,
 }
 
-// SAFETY: the pointers are into memory that this value alone hands out.
+// SAFETY: the pointers are into memory that only this value hands out.
 unsafe impl Send for Staging {}
 
 impl Staging {
-    /// Divides a reactor's part.
+    /// Divides a reactor's part into size classes.
     pub fn over(memory: StagingMemory) -> Self {
         let mut at = 0usize;
         let classes = CLASSES.map(|(size_bytes, count)| {
@@ -261,7 +258,7 @@ impl Staging {
                 // SAFETY: within the part, whose size is the sum over the classes.
                 base: unsafe { memory.base.add(at) },
                 offset_bytes: memory.offset_bytes + at as u64,
-                // As many as can be in it: nothing is allocated later.
+                // Full capacity: nothing is allocated later.
                 warm: Vec::with_capacity(count as usize),
                 cold: (0..count).rev().collect(),
                 used: Used::new(),
@@ -276,10 +273,6 @@ impl Staging {
         }
     }
 
-    /// Staging memory with nothing around it.
-    ///
-    /// # Errors
-    /// The system's.
     #[cfg(test)]
     pub fn new() -> std::io::Result<Self> {
         let reactor = Memory::create()?.reactor(0);
@@ -287,8 +280,8 @@ impl Staging {
         Ok(Self::over(reactor.staging))
     }
 
-    /// A buffer of `len_bytes`; `None` when there is none now, or for more than
-    /// [`MAX_TRANSFER_BYTES`]. Its bytes are whatever they were.
+    /// A buffer of `len_bytes` with undefined contents. `None` if none is free, or above
+    /// [`MAX_TRANSFER_BYTES`].
     #[inline]
     pub fn take(&mut self, len_bytes: u32) -> Option<StagingBuffer> {
         for (number, class) in (0u8..).zip(&mut self.classes) {
@@ -306,7 +299,7 @@ impl Staging {
         None
     }
 
-    /// Zeros; `None` for more than [`MAX_TRANSFER_BYTES`].
+    /// A buffer of zeros; `None` above [`MAX_TRANSFER_BYTES`].
     #[inline]
     pub(crate) fn zeros(&self, len_bytes: u32) -> Option<StagingBuffer> {
         let Zeros { ptr, offset_bytes } = self.zeros;
@@ -329,36 +322,36 @@ impl Staging {
             None if buffer.is_zeros() => {}
             None => {
                 let bytes = buffer.len().next_multiple_of(4096);
-                // SAFETY: its own pages, which end with it.
+                // SAFETY: its own pages, whose life ends with it.
                 unsafe { memory::remove(buffer.ptr, bytes) };
             }
         }
     }
 
-    /// Buffers that are out, but for inherited ones.
+    /// Buffers in use, without inherited ones.
     pub fn out(&self) -> usize {
         self.out
     }
 
-    /// Buffers that are there, of whatever size.
+    /// Free buffers of all sizes.
     #[inline]
     pub fn left(&self) -> usize {
         ALL - self.out
     }
 
-    /// Buffers that are there for so many bytes.
+    /// Free buffers of at least `len_bytes`.
     pub(crate) fn left_for(&self, len_bytes: u32) -> usize {
         let fit = self.classes.iter().filter(|c| c.size_bytes >= len_bytes);
         fit.map(Class::free).sum()
     }
 
-    /// Buffers that are there of a size class.
     #[inline]
     pub(crate) fn left_of(&self, class: usize) -> usize {
         self.classes.get(class).map_or(0, Class::free)
     }
 
-    /// What the next buffer for so many bytes would take, and how many like it are there; `None` when there is none.
+    /// The memory that the next buffer of `len_bytes` would take, and how many like it are free.
+    /// `None` if none is free.
     #[inline]
     pub(crate) fn next_for(&self, len_bytes: u32) -> Option<(Taken, usize)> {
         let mut classes = self.classes.iter().enumerate();
@@ -368,20 +361,20 @@ impl Staging {
         Some((Taken { class, bytes }, of.free()))
     }
 
-    /// Whether half or more of the buffers for so many bytes are there.
+    /// Whether at least half of the buffers of `len_bytes` or more are free.
     pub(crate) fn is_half_left_for(&self, len_bytes: u32) -> bool {
         let fit = CLASSES.iter().filter(|(size, _)| *size >= len_bytes);
         2 * self.left_for(len_bytes) >= fit.map(|(_, count)| *count as usize).sum()
     }
 
-    /// The reactor is idle: gives some of the memory back to the system; true if there is more to give.
+    /// Returns some memory of an idle reactor to the system; true if more remains.
     pub fn trim(&mut self) -> bool {
         let class = self.classes.iter_mut().find(|c| !c.warm.is_empty());
         class.is_some_and(|class| class.cool(0)) || self.classes.iter().any(|c| !c.warm.is_empty())
     }
 
-    /// Looks, every now and then, whether the burst of each class has ended, with so many lanes served; if so, some of what it
-    /// borrowed goes back to the system. Says what is kept.
+    /// Checks from time to time whether the burst of each class has ended, with `lanes` served
+    /// lanes. If so, returns some borrowed memory to the system. Returns the memory kept.
     pub fn settle(&mut self, lanes: u32) -> Held {
         let mut held = Held::default();
         for (at, class) in self.classes.iter_mut().enumerate() {
@@ -449,14 +442,14 @@ mod tests {
             buffer
         };
         let lanes = 2;
-        // Within the first tier: nothing is borrowed, and what was used stays, however long.
+        // Within the first tier nothing is borrowed, and used buffers stay.
         let steady: Vec<_> = (0..16).map(|_| touch(&mut s, 4096)).collect();
         let before = used_bytes();
         for _ in 0..100 {
             let tiers = s.settle(lanes);
             assert_eq!((tiers.own_bytes, tiers.borrowed_bytes), (16 << 12, 0));
         }
-        // A burst borrows; while it goes on, whatever it ever needed is kept for it.
+        // During a burst, its peak is kept.
         for round in 0..50 {
             let count = if round == 0 { 500 } else { 20 };
             let mut burst: Vec<_> = (0..count).map(|_| touch(&mut s, 4096)).collect();
@@ -472,7 +465,7 @@ mod tests {
             );
         }
         assert!(used_bytes() >= before + (500 << 12) + (100 << 17));
-        // It ends: all that was borrowed goes back to the system, though buffers are out. The first tier stays.
+        // After a burst all borrowed memory goes back; the first tier stays.
         let mut looks = 0;
         while s.settle(lanes).borrowed_bytes > 0 {
             looks += 1;
@@ -482,7 +475,6 @@ mod tests {
         assert_eq!(s.settle(lanes).own_bytes, (16 << 12) + (2 << 17));
         assert!(used_bytes() <= before + (2 << 17), "{}", used_bytes());
         assert!(steady.iter().all(|b| b.as_slice() == [7; 4096]));
-        // What went back is handed out again, empty.
         let again: Vec<_> = (0..500).map(|_| s.take(4096).unwrap()).collect();
         assert!(again.iter().all(|b| b.as_slice() == [0; 4096]));
         for buffer in again.into_iter().chain(steady) {
@@ -531,7 +523,6 @@ mod tests {
         assert!(s.zeros(MAX_TRANSFER_BYTES + 1).is_none());
         assert!(zeros.as_mut_slice().is_empty() && zeros.part(0, 4096).is_none());
         assert_eq!((zeros.len(), more.len(), s.left()), (512 << 10, 4096, ALL));
-        // A successor copies them as it does every buffer.
         let mut bytes = vec![1; zeros.len()];
         (old.read(zeros.reference().offset_bytes, &mut bytes)).unwrap();
         assert!(bytes == zeros.as_slice() && bytes.iter().all(|b| *b == 0));

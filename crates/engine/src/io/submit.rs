@@ -1,9 +1,9 @@
-//! Translate, slice, submit.
+//! Translates, slices and submits a command, as far as it can go now.
 //!
-//! **Purpose.** Takes a command as far as it can go now: every byte of it that is translated goes to its device.
-//! **Design.** A command is translated extent by extent; neighbours that lie together on the device become one slice. What
-//! is in flight is never translated again; what is not yet submitted when a command parks is translated anew.
-//! **Not here:** what follows when it can't go on (`dispatch`), zeroing and deallocation ([`crate::io::zero`]).
+//! **Design.** A command is translated extent by extent; extents that are adjacent on the device
+//! become one slice. Slices in flight are never translated again. The rest of a parked command is
+//! translated anew. **Not here:** the continuation of a stopped command (`dispatch`), zeroing and
+//! deallocation ([`crate::io::zero`]).
 
 use crate::io::command::{Io, IoOp, Stage};
 use crate::io::devices::{DeviceRing, kind};
@@ -22,35 +22,33 @@ use forebay_xlate::reactor_side::{Lookup, Parked, access, claim, run};
 use forebay_xlate::table::Table;
 use forebay_xlate::{ExtentRange, Word, kill_point};
 
-/// How an attempt to submit a slice went.
 pub(crate) enum Put {
-    /// It is at the device, or done.
+    /// At the device, or done.
     Ok,
-    /// No room in the ring.
+    /// The ring is full.
     NoRoom,
-    /// The lane has as many slices as it may.
+    /// The lane has its maximum of slices.
     NoSlice,
-    /// The device isn't served yet.
+    /// The device is not served yet.
     NoDevice,
-    /// Refused.
     Failed(Errno),
-    /// It has no memory for it.
+    /// There is no memory for it.
     NoMemory,
 }
 
-/// How a command goes on.
+/// How a command continues.
 pub(crate) enum Next {
     /// All of it is submitted.
     Moved,
     /// When the owner has answered.
     Park(Parked),
-    /// When what this stage waits for is there.
+    /// When this stage's wait is over.
     Wait(Stage),
-    /// When the owner has released these.
+    /// When the owner has released these extents.
     Release(ExtentRange),
 }
 
-/// A transfer of all or a part of a command: where it begins in the volume, and how.
+/// All or a part of a command's transfer; `offset_bytes` is on the volume.
 #[derive(Clone, Copy)]
 pub(crate) struct SliceTransfer {
     pub(crate) offset_bytes: u64,
@@ -60,7 +58,6 @@ pub(crate) struct SliceTransfer {
 }
 
 impl SliceTransfer {
-    /// All that a Read or a Write moves.
     #[inline]
     pub(crate) fn of(op: &IoOp) -> Option<Self> {
         let (offset_bytes, len_bytes, write, fua) = match *op {
@@ -84,25 +81,25 @@ impl SliceTransfer {
     }
 }
 
-/// Where the next byte of a command lies in its volume.
+/// The volume position of a command's next byte.
 #[derive(Clone, Copy)]
 struct At {
     extent: u64,
     within: u64,
     extent_bytes: u64,
-    /// Bytes from there to the transfer's end.
+    /// Bytes from there to the end of the transfer.
     left: u64,
 }
 
 impl At {
-    /// Extents from here to the transfer's end.
+    /// Extents from here to the end of the transfer.
     #[inline]
     fn extents(&self) -> u64 {
         (self.within + self.left).div_ceil(self.extent_bytes)
     }
 }
 
-/// A command, and what its slices need to get to their devices.
+/// A command, with the parts of the core that its slices need.
 pub(crate) struct Submission<'a> {
     /// The command's place in the slab.
     pub(crate) index: usize,
@@ -118,11 +115,10 @@ pub(crate) struct Submission<'a> {
     pub(crate) now_ns: u64,
 }
 
-/// The status that a device's error becomes.
 fn status_of(errno: Errno, write: bool) -> Status {
     match errno {
         Errno::NOSPC | Errno::DQUOT => Status::CAPACITY_EXCEEDED,
-        // A machine's memory is gone: no device says so.
+        // A VM's memory is gone; no device reports this error.
         Errno::FAULT => Status::DATA_TRANSFER_ERROR,
         _ if write => Status::WRITE_FAULT,
         _ => Status::UNRECOVERED_READ_ERROR,
@@ -130,7 +126,8 @@ fn status_of(errno: Errno, write: bool) -> Status {
 }
 
 impl Io {
-    /// A device's error becomes a command's: counted for its export. What a device has no room for is no media's.
+    /// Turns a device's error into the command's and counts it for the export; an out-of-space
+    /// error is not a media error.
     #[cold]
     pub(crate) fn device_failed(&mut self, errno: Errno, write: bool, lane: Option<&Lane>) {
         if self.status != Status::SUCCESS {
@@ -142,8 +139,8 @@ impl Io {
         }
     }
 
-    /// Ends a read of zeros: its buffer, to which nothing has gone yet, goes back for one of zeros. False for a command
-    /// that needs its own.
+    /// Ends a read of zeros: swaps its unused buffer for one of zeros. False if the command needs
+    /// its own buffer.
     #[inline]
     fn answer_zeros(&mut self, staging: &mut Staging, len: u32) -> bool {
         let (IoOp::Read { .. }, Some(mut zeros)) = (self.op, staging.zeros(len)) else {
@@ -153,7 +150,7 @@ impl Io {
             staging.give(zeros);
             return false;
         };
-        // Whoever counts what a connection holds knows nothing of it.
+        // The connection's buffer accounting must not change.
         zeros.counts_as(own);
         staging.give(std::mem::replace(own, zeros));
         self.cursor = u64::from(len);
@@ -161,13 +158,11 @@ impl Io {
     }
 }
 
-/// Whether so many extents from `extent` on read as zeros.
 fn are_zeros(table: &Table, extent: u64, count: u64) -> bool {
     (extent..extent + count).all(|e| access(table.lookup(e), false) == Lookup::Zeros)
 }
 
 impl Submission<'_> {
-    /// Moves what is left of a transfer.
     #[inline]
     pub(crate) fn transfer(&mut self, transfer: SliceTransfer) -> Next {
         let len = u64::from(transfer.len_bytes);
@@ -179,7 +174,7 @@ impl Submission<'_> {
         Next::Moved
     }
 
-    /// Moves the next run of extents. Something else comes first if it says so.
+    /// Moves the next run of extents; returns the obstacle, if any.
     #[inline]
     fn step(&mut self, transfer: &SliceTransfer) -> Option<Next> {
         let volume = &self.lane.volume;
@@ -206,7 +201,6 @@ impl Submission<'_> {
         }
     }
 
-    /// The next extent reads as zeros.
     fn step_over_zeros(&mut self, at: &At, len: u32) -> Option<Next> {
         let io = &mut *self.io;
         if io.cursor == 0
@@ -229,7 +223,7 @@ impl Submission<'_> {
         None
     }
 
-    /// The next extents lie together on a device from `word` on.
+    /// The next extents are adjacent on a device, from `word` on.
     #[inline]
     fn step_to_device(&mut self, word: Word, at: &At, transfer: &SliceTransfer) -> Option<Next> {
         let volume = &self.lane.volume;
@@ -266,7 +260,7 @@ impl Submission<'_> {
         self.after(put, n, transfer.write)
     }
 
-    /// So many bytes were put to a device, or not.
+    /// Accounts for `n` bytes that were put to a device, or not.
     #[inline]
     pub(crate) fn after(&mut self, put: Put, n: u64, write: bool) -> Option<Next> {
         match put {
@@ -280,17 +274,18 @@ impl Submission<'_> {
         None
     }
 
-    /// Puts a slice to its device. Counts it in its command when it is in flight.
+    /// Submits a slice and, if it is in flight, counts it in its command.
     pub(crate) fn put(&mut self, word: Word, mut op: Op, span: SliceSpan) -> Put {
         let device = word.device().0;
         let Some(served) = self.devices.get(device) else {
             return Put::NoDevice;
         };
-        // The run's last extent must exist there too, whatever the word says.
+        // A bad word must not reach beyond the device's end.
         if word.extent().0 + span.range.count > served.config.extents {
             return Put::Failed(Errno::INVAL);
         }
-        // As with commands ([`crate::core::Core::may_start`]): never more than what is left to all others.
+        // As with commands ([`crate::core::Core::may_start`]), never more than it leaves to all
+        // others.
         if self.lane.slices as usize > self.slices.left() {
             return Put::NoSlice;
         }
@@ -307,7 +302,7 @@ impl Submission<'_> {
                 self.lane.away += 1;
                 bump(&self.records.reactor.handed_over, 1);
             } else {
-                // It never has more than there is room for.
+                // The list has capacity for all slices.
                 self.slices.again.push(index);
             }
             self.slices.put(index, slice);
@@ -315,7 +310,7 @@ impl Submission<'_> {
         }
         match (self.devices).submit(device, &mut op, kind::SLICE, u64::from(index)) {
             Some(Submitted::Queued) => {
-                // What was done at once has no end that could come late.
+                // A slice that was done at once cannot end late.
                 let slice = self.begin_slice(device, op, span, false);
                 self.slices.put(index, slice);
                 self.away.began(false);
@@ -328,7 +323,7 @@ impl Submission<'_> {
                 self.slices.free.push(index);
                 if self.away.spreads() {
                     self.away.began(true);
-                    // None, as its bytes are counted elsewhere.
+                    // Zero: its bytes are counted elsewhere.
                     self.machines.moves(self.io.lane, 0);
                 }
                 match result {
@@ -350,20 +345,19 @@ impl Submission<'_> {
         }
     }
 
-    /// Who of the other reactors is to carry the next slice out.
+    /// The reactor to offload the next slice to, if any.
     #[cold]
     #[inline(never)]
     fn helper(&self) -> Option<usize> {
         let moved_any = self.machines.moved_any(self.lane.index);
         let waits = self.qos.waits_for_processor(self.lane.index);
-        // The next slice has its place already.
+        // The next slice already has its place.
         let in_flight = self.slices.in_flight();
         self.away.helper(self.lane, 1, in_flight, moved_any, waits)
     }
 
-    /// Counts a slice that begins now, as part of its command.
     fn begin_slice(&mut self, device: u8, op: Op, span: SliceSpan, away: bool) -> Slice {
-        // From when the ring is entered on, a successor must reckon with it.
+        // A successor must expect it at the device once the ring is entered.
         self.records.submits(self.io.record, device);
         let span = SliceSpan {
             number: self.slices.number(),

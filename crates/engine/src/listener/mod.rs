@@ -1,19 +1,17 @@
-//! The listener: new connections, until it is known who they are and where they belong.
+//! The listener: accepts connections and handles them until it is known which host they belong to
+//! and which export they want.
 //!
-//! **Purpose.** A socket that was just accepted may be anybody's. On the control thread, where slow
-//! peers hurt nobody, it must say ICReq and then Connect; only then is it handed to the reactor that
-//! serves its export, with the Connect checked as far as names go but not yet answered.
+//! **Design.** Handshakes run on the control thread, where slow peers do no harm. A host must send
+//! ICReq and Connect within [`WELCOME_LIMIT_NS`]; then the socket goes to the reactor that serves
+//! the export. The state machine ([`handshake`]) only peeks at received bytes; the reactor consumes
+//! them once the queue is recorded. So a successor can restart a handshake: it only has to know
+//! whether the ICResp was sent. Each socket has a number from its accept on, of which [`Outside`]
+//! is notified. The daemon holds the socket too, so the listener shuts it down instead of only
+//! dropping it. The number of handshakes is bounded: if all places are taken, the peer with the
+//! most handshakes loses its oldest.
 //!
-//! **Design.** Each handshake has a small state machine ([`handshake`]) and [`WELCOME_LIMIT_NS`] of time.
-//! It only looks at what came, and consumes nothing: the reactor does, when the queue is recorded. So
-//! nothing has to travel with the socket, and a successor that finds a handshake begins again with it: all
-//! it has to know is whether the ICResp was sent. A socket has a number from its accept on, and others
-//! ([`Outside`]) are told of it: the daemon holds it too, so it ends by being shut down, not by being
-//! dropped. Handshakes are bounded; when there is no place left, whoever has most of them loses its
-//! oldest. Refusals are told in the words of the specification, and then the socket is closed.
-//!
-//! **Not here:** anything after Connect ([`crate::frontend::nvme_tcp`]), and what a controller has to say about a
-//! Connect (queue ids, its state): the reactor asks it.
+//! **Not here:** anything after Connect ([`crate::frontend::nvme_tcp`]). The reactor asks the
+//! controller whether it accepts a Connect (queue ids, controller state).
 
 mod handshake;
 mod judge;
@@ -40,89 +38,77 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 
-/// How long a handshake may take to say who it is.
+/// Time limit for ICReq and Connect.
 pub(crate) const WELCOME_LIMIT_NS: u64 = 10_000_000_000;
-/// How long a refused one may take to hang up.
+/// Time limit for a refused host to close its connection.
 pub(crate) const LEAVE_LIMIT_NS: u64 = 1_000_000_000;
-/// Handshakes at once.
+/// Most handshakes at a time.
 pub(crate) const MAX_HANDSHAKES: usize = 256;
-/// The top byte of the listener's epoll keys.
 pub(crate) const KEY_BYTE: u64 = 0xD0;
 /// Connections accepted for one event, so that the control thread gets to its other work.
 const ACCEPT_BATCH: usize = 64;
 const LISTENER_BIT: u64 = 1 << 55;
 
-/// What an accepted connection wants to be.
 #[derive(Debug)]
 pub(crate) enum NewKind {
-    /// The admin queue of a new association.
     Admin {
         /// Its controller id.
         association: Association,
         /// The Connect, checked.
         connect: Box<AdminConnect>,
-        /// What it is to control.
         target: ListenerTarget,
     },
-    /// An I/O queue of an existing association, which is this host's.
+    /// An I/O queue of an existing association of this host.
     Io {
-        /// The controller.
         cntlid: u16,
     },
 }
 
-/// What a controller controls.
 #[derive(Clone, Debug)]
 pub(crate) enum ListenerTarget {
-    /// An export.
     Export(ExportId),
-    /// Nothing: it tells what there is.
+    /// Discovery: it lists the exports.
     Discovery(ExportTable),
 }
 
-/// A socket whose Connect is to be answered by the reactor. Nothing of it has been consumed.
+/// A socket whose Connect the reactor is to answer. None of its bytes is consumed yet.
 #[derive(Debug)]
 pub(crate) struct NewConnection {
-    /// Its number.
     pub socket: u64,
     /// The socket: non-blocking, without Nagle's delay.
     pub fd: Arc<OwnedFd>,
-    /// How many bytes ICReq and Connect are: to be consumed.
+    /// Bytes of ICReq and Connect, yet to be consumed.
     pub consumed: usize,
-    /// How many bytes were sent: the ICResp's.
+    /// Bytes of the ICResp that was sent.
     pub said: usize,
-    /// What ICReq and ICResp agreed on.
+    /// Result of ICReq and ICResp.
     pub params: TcpParams,
-    /// The Connect command.
     pub connect: Sqe,
-    /// Its data.
     pub data: Box<ConnectData>,
-    /// What it wants to be.
     pub kind: NewKind,
     /// Our address, as the host reached it.
     pub local: SocketAddr,
 }
 
-/// Whom the listener tells of its sockets.
+/// Receiver of the listener's notifications.
 pub(crate) trait Outside {
-    /// A connection was accepted just now. Whoever is to hold its socket does from here on.
+    /// A connection was accepted. Other holders of its socket hold it from now on.
     fn accepted(&mut self, socket: u64, fd: &Arc<OwnedFd>);
-    /// A handshake is gone; its socket is shut down.
+    /// A handshake ended, and its socket is shut down.
     fn gone(&mut self, socket: u64);
-    /// Hosts were not let in: the newest, and how many since the last time this was said.
+    /// Hosts were refused: the newest, and the number since the last call.
     fn refused(&mut self, newest: RefusedHost, count: u32);
-    /// A connection has said who it is; it goes to this reactor.
+    /// A connection has completed its handshake and goes to this reactor.
     fn route(&mut self, reactor: usize, connection: Box<NewConnection>);
 }
 
 struct Bound {
     address: String,
     fd: OwnedFd,
-    /// Out of descriptors: not listened to until the next tick.
+    /// Out of descriptors: accepts nothing until the next tick.
     muted: bool,
 }
 
-/// See the module's text.
 pub(crate) struct Listener {
     associations: Associations,
     epoll: Arc<OwnedFd>,
@@ -131,14 +117,14 @@ pub(crate) struct Listener {
     handshakes: Vec<Option<Box<Handshake>>>,
     refusals: Refusals,
     generation: u32,
-    /// The number of the last socket accepted: the engine's generation above a counter.
+    /// Number of the last accepted socket: the engine's generation above a counter.
     socket: u64,
     now_ns: u64,
 }
 
 impl Listener {
-    /// A door without listeners; its sockets are watched in `epoll`.
-    /// It numbers its sockets with the engine's generation.
+    /// A listener without ports. Its sockets are watched in `epoll` and numbered with the engine's
+    /// generation.
     pub(crate) fn new(
         associations: Associations,
         epoll: Arc<OwnedFd>,
@@ -159,22 +145,20 @@ impl Listener {
         }
     }
 
-    /// A number for a socket that was accepted.
     pub(crate) fn number(&mut self) -> u64 {
         self.socket += 1;
         self.socket
     }
 
-    /// The controller ids.
     pub(crate) fn associations(&self) -> &Associations {
         &self.associations
     }
 
-    /// Listens on a socket that already does, under the name of its address; it replaces an earlier
-    /// one of that name.
+    /// Adds a listening socket under the name of its address. It replaces an earlier one of that
+    /// name.
     ///
     /// # Errors
-    /// When the socket can't be watched.
+    /// The socket cannot be watched.
     pub(crate) fn add_listener(&mut self, address: String, fd: OwnedFd) -> io::Result<()> {
         rustix::io::ioctl_fionbio(&fd, true)?;
         self.remove_listener(&address);
@@ -196,7 +180,7 @@ impl Listener {
         Ok(())
     }
 
-    /// Stops listening on an address; true if it was listened on.
+    /// Stops listening on an address; true if it was a port.
     pub(crate) fn remove_listener(&mut self, address: &str) -> bool {
         let found = self
             .listeners
@@ -211,7 +195,6 @@ impl Listener {
         }
     }
 
-    /// The addresses listened on, and their sockets.
     pub(crate) fn listeners(&self) -> impl Iterator<Item = (&str, BorrowedFd<'_>)> {
         self.listeners
             .iter()
@@ -219,19 +202,17 @@ impl Listener {
             .map(|l| (l.address.as_str(), l.fd.as_fd()))
     }
 
-    /// Handshakes now.
     #[cfg(test)]
     pub(crate) fn handshakes(&self) -> usize {
         self.handshakes.iter().flatten().count()
     }
 
-    /// Whether handshakes are waiting, whose time limits must be looked at.
     pub(crate) fn is_busy(&self) -> bool {
         self.handshakes.iter().any(Option::is_some)
             || self.listeners.iter().flatten().any(|l| l.muted)
     }
 
-    /// Takes no more connections, and drops those that have not said who they are.
+    /// Stops accepting, and drops unfinished handshakes.
     pub(crate) fn close(&mut self, out: &mut dyn Outside) {
         self.listeners.clear();
         for at in 0..self.handshakes.len() {
@@ -239,7 +220,8 @@ impl Listener {
         }
     }
 
-    /// A handshake is gone. Others have its socket too, so to drop it ends nothing, and leaves it watched.
+    /// Ends a handshake. Other holders keep the socket open, so a drop alone would not close it or
+    /// end its watch.
     fn drop_handshake(&mut self, at: usize, out: &mut dyn Outside) {
         if let Some(handshake) = self.handshakes.get_mut(at).and_then(Option::take) {
             let _ = rustix::net::shutdown(&handshake.fd, Shutdown::Both);
@@ -250,7 +232,7 @@ impl Listener {
         }
     }
 
-    /// Something happened on the socket of `key`.
+    /// Handles an epoll event of the socket of `key`.
     pub(crate) fn ready(&mut self, key: u64, exports: &ExportTable, out: &mut dyn Outside) {
         self.now_ns = monotonic_ns();
         if key & LISTENER_BIT != 0 {
@@ -269,8 +251,8 @@ impl Listener {
         handshake.is_some_and(|handshake| now_ns >= handshake.deadline_ns)
     }
 
-    /// Drops those whose time is up, and listens again where descriptors had run out. What lies in a socket by now came
-    /// in time.
+    /// Drops late handshakes, and accepts again where descriptors had run out. Bytes already in a
+    /// socket came in time.
     pub(crate) fn tick(&mut self, now_ns: u64, exports: &ExportTable, out: &mut dyn Outside) {
         self.now_ns = now_ns;
         for at in 0..self.handshakes.len() {
@@ -315,13 +297,13 @@ impl Listener {
                         epoll::modify(&self.epoll, &l.fd, listener_key(listener), none).is_ok();
                     return;
                 }
-                // The connection died before it was taken, or a signal came.
+                // The connection died before the accept, or a signal came.
                 Err(_) => {}
             }
         }
     }
 
-    /// Takes a handshake of a dead engine, which had sent the ICResp, or not yet. Its time begins anew.
+    /// Adopts a handshake of a dead engine. `welcomed`: the ICResp was sent. Its time starts again.
     pub(crate) fn readmit(
         &mut self,
         socket: u64,
@@ -343,7 +325,7 @@ impl Listener {
         out: &mut dyn Outside,
     ) {
         match self.admit(socket, fd.clone(), welcomed, out) {
-            // Often everything is there already.
+            // Often all bytes are there already.
             Some(at) => self.advance(at, exports, out),
             None => {
                 let _ = rustix::net::shutdown(&fd, Shutdown::Both);
@@ -353,7 +335,6 @@ impl Listener {
         }
     }
 
-    /// Gives a socket a place among the handshakes.
     fn admit(
         &mut self,
         socket: u64,
@@ -363,7 +344,8 @@ impl Listener {
     ) -> Option<usize> {
         rustix::net::sockopt::set_tcp_nodelay(&fd, true).ok()?;
         crate::frontend::nvme_tcp::lose_the_vanished(&fd, 0).ok()?;
-        // Urgent bytes would be left out of the stream, and of what the kernel counts of it.
+        // Otherwise urgent bytes would be missing from the stream and from the kernel's byte
+        // counts.
         rustix::net::sockopt::set_socket_oobinline(&fd, true).ok()?;
         let peer = address_of(rustix::net::getpeername(&fd).ok()??)?;
         let local = address_of(rustix::net::getsockname(&fd).ok()?)?;
@@ -376,7 +358,7 @@ impl Listener {
             &self.epoll,
             &fd,
             handshake_key(at, self.generation),
-            // What came stays in the socket, so only news are of interest.
+            // Received bytes stay in the socket, so edge triggering is needed.
             epoll::EventFlags::IN | epoll::EventFlags::ET,
         )
         .ok()?;
@@ -393,7 +375,7 @@ impl Listener {
         Some(at)
     }
 
-    /// Drops the oldest handshake of the peer that has most of them.
+    /// Drops the oldest handshake of the peer with the most handshakes.
     fn make_room(&mut self, out: &mut dyn Outside) -> Option<usize> {
         let of = |ip: IpAddr| {
             self.handshakes
@@ -426,7 +408,7 @@ impl Listener {
         let Some(Some(handshake)) = self.handshakes.get_mut(at) else {
             return;
         };
-        // Should this engine die of its bytes, the next one won't look at them.
+        // If these bytes kill this engine, its successor will not look at them.
         self.region
             .header()
             .newcomer
@@ -438,7 +420,7 @@ impl Listener {
         }
         match step {
             Step::Wait if !was_leaving && handshake.leaving() => {
-                // What it still says is consumed from now on, a little at a time.
+                // A refused host's further bytes are consumed a little at a time.
                 let (key, level) = (
                     handshake_key(at, handshake.generation),
                     epoll::EventFlags::IN,

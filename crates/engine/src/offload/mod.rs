@@ -1,14 +1,13 @@
-//! One tenant's queue served by several reactors.
+//! Several reactors serve one tenant's queue.
 //!
-//! **Design.** A volume's commands stay on their home reactor, which orders, translates and ends them. Only the
-//! carrying out of a slice may be offloaded: another reactor submits it to its own ring and reports the end. For the
-//! home reactor such a slice is at its device until the answer comes, so revokes, flushes, resets and closes wait for
-//! it as for any other. Each pair of reactors has two bounded rings ([`links`]). Unanswered operations never exceed one
-//! ring, so answers find room. A helper whose device is missing or another one says so, and the home reactor does the
-//! work itself. With [`Spread::OneToN`], helpers are idle reactors ([`idle`]); the least loaded is asked, and only
-//! while the home's processor is short and the lane has several commands. A helper that gets work of its own gives back
-//! what it has not begun.
-//! **Not here:** flushes, jobs of the internal lane, operations that end without a ring at depth 1.
+//! **Design.** The home reactor orders, translates and completes a volume's commands; other
+//! reactors may only submit its slices to their rings. To the home reactor such a slice is at its
+//! device until the answer comes; revokes, flushes, resets and closes wait for it. Each pair of
+//! reactors has two bounded rings ([`links`]). Unanswered operations never exceed one ring, so
+//! answers find room. With [`Spread::OneToN`] helpers are idle reactors ([`idle`]). The least
+//! loaded is asked, only while the home's processor is short and the lane has several commands. If
+//! a helper lacks the device, or gets work of its own, it returns the operation. **Not here:**
+//! flushes, internal jobs, operations at depth 1 that end without a ring.
 
 pub(crate) mod idle;
 
@@ -25,21 +24,20 @@ use rtrb::{Consumer, Producer, RingBuffer};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::*};
 
-/// Unanswered operations that one reactor may have handed to another.
+/// Unanswered operations that one reactor may hand to another.
 const LINK_ENTRIES: usize = 128;
-/// With fewer in hand, a reactor does everything itself.
+/// With fewer operations in hand, a reactor does all of them itself.
 const FEW: usize = 4;
 const FEW_ASLEEP: usize = 8;
-/// Operations for others in a turn: with work of its own, and without. Scheduling limits their time, too.
+/// Remote operations in a turn: with own work, and without. Scheduling also limits their time.
 pub(crate) const TURN: [usize; 2] = [8, 32];
-/// Bytes for others in a turn without scheduling, where their time is unknown.
+/// Bytes of remote operations in a turn without scheduling, where their time is unknown.
 pub(crate) const TURN_BYTES: u64 = 256 << 10;
 
-/// An operation that another reactor is to carry out.
 struct Errand {
     slice: u32,
     device: u8,
-    /// Address of home's device.
+    /// Address of the home reactor's device.
     same: usize,
     blame: u64,
     op: Op,
@@ -48,9 +46,7 @@ struct Errand {
 pub(crate) enum RemoteResult {
     Done,
     Failed(Errno),
-    /// The helper lacks the device.
     NotHere,
-    /// The helper has work of its own.
     NotNow,
 }
 
@@ -59,7 +55,6 @@ pub(crate) struct RemoteAnswer {
     pub(crate) ended: RemoteResult,
 }
 
-/// The rings to and from another reactor.
 pub struct Peer {
     errands_out: Producer<Errand>,
     answers_in: Consumer<RemoteAnswer>,
@@ -67,7 +62,7 @@ pub struct Peer {
     answers_out: Producer<RemoteAnswer>,
     bell: ReactorBell,
     out: usize,
-    /// Something was put there since it was last rung.
+    /// Entries were added since the bell was last rung.
     tell: bool,
     said: Arc<Said>,
     idle: bool,
@@ -82,7 +77,7 @@ pub(crate) struct Carrying {
 pub struct Links {
     peers: Vec<Peer>,
     said: Arc<Said>,
-    /// Reactors that hand over nothing any more.
+    /// Number of reactors that have stopped handing over operations.
     quiet: Arc<AtomicUsize>,
 }
 
@@ -123,7 +118,6 @@ pub fn links(bells: &[ReactorBell]) -> Vec<Links> {
     links
 }
 
-/// Operations handed to and taken from other reactors.
 #[derive(Default)]
 pub struct Away {
     spread: Spread,
@@ -167,7 +161,6 @@ impl Away {
         self.is_helped
     }
 
-    /// Counts an operation that began, and ended at once if `now`.
     #[inline]
     pub(crate) fn began(&mut self, now: bool) {
         self.begun += 1;
@@ -184,14 +177,12 @@ impl Away {
         self.carrying.len() - self.free.len()
     }
 
-    /// Whether peers wait for this reactor, or operations for ring space.
     #[inline]
     pub(crate) fn must_turn(&self) -> bool {
         let waits = |p: &Peer| p.tell || !p.errands_in.is_empty();
         !self.again.is_empty() || self.peers.iter().any(waits)
     }
 
-    /// Connects this reactor with others.
     pub fn link(&mut self, links: Links) {
         let room = links.peers.len() * LINK_ENTRIES;
         *self = Self {
@@ -205,7 +196,7 @@ impl Away {
         };
     }
 
-    /// Sets how queues are spread. Returns the number of processors that this reactor has while at work.
+    /// Sets how queues are spread. Returns the number of processors that this reactor has at work.
     pub(crate) fn set_spread(&mut self, spread: Spread, now_ns: u64) -> f32 {
         self.spread = match self.peers.is_empty() || self.is_quiet {
             true => Spread::OneToOne,
@@ -218,14 +209,14 @@ impl Away {
         self.look(now_ns)
     }
 
-    /// Hands over nothing from now on, however queues are spread.
+    /// Stops handing over operations for good.
     pub fn be_quiet(&mut self) {
         if !std::mem::replace(&mut self.is_quiet, true) {
             self.quiet.fetch_add(1, SeqCst);
         }
     }
 
-    /// Whether no other reactor needs this one any more.
+    /// Whether no other reactor needs this one.
     pub fn may_leave(&self) -> bool {
         self.quiet.load(SeqCst) > self.peers.len() && self.in_hand() == 0 && !self.must_turn()
             || self.peers.is_empty()
@@ -248,7 +239,8 @@ impl Away {
         in_flight - self.out + self.in_hand()
     }
 
-    /// The reactor to carry out a lane's next slice, if any; `waits` commands of the lane wait for the processor.
+    /// The reactor to carry out a lane's next slice, if any. `waits`: the lane's commands that wait
+    /// for the processor.
     pub(crate) fn helper(
         &self,
         lane: &Lane,
@@ -260,7 +252,7 @@ impl Away {
         let own = in_flight - self.out + self.done_now;
         let is_deep = lane.in_flight > own_commands || moved_any;
         let room = self.peers.len() * LINK_ENTRIES - self.out;
-        // Operations that end at once are never in hand: this turn will be as the last.
+        // Operations that end at once are never in hand, so the last turn's number stands for them.
         let (before, all) = (self.begun_before, 1 + self.peers.len());
         // Commands that wait for processor time are not in hand either, and others have such time.
         let hand = own.max(before).max(waits as usize);
@@ -270,7 +262,7 @@ impl Away {
         let limit = own.max(before / all);
         let peers = self.peers.iter().enumerate();
         let peers = peers.map(|(at, p)| (at, p, p.out - p.answers_in.slots()));
-        // Answers that are not taken yet hold their place.
+        // Answers not yet taken hold their place.
         let has_room = |p: &Peer, left| left < limit && p.out < LINK_ENTRIES;
         let open = peers
             .filter(|(_, p, left)| has_room(p, *left) && (hand >= FEW_ASLEEP || !p.bell.sleeps()));
@@ -302,7 +294,7 @@ impl Away {
         slice.away = true;
         peer.out += 1;
         if !std::mem::replace(&mut peer.tell, true) {
-            // The helper begins while the rest is prepared.
+            // The helper starts while the rest is prepared.
             peer.bell.ring();
         }
         self.out += 1;
@@ -322,7 +314,7 @@ impl Away {
         Some(answer)
     }
 
-    /// Carries out a limited number of others' operations, or gives them back; true if there were any.
+    /// Carries out a limited number of remote operations, or returns them; true if there were any.
     pub(crate) fn carry_out(
         &mut self,
         busy: bool,
@@ -347,7 +339,7 @@ impl Away {
             self.do_errand(place, &mut work);
         }
         let peers = self.peers.len();
-        // No peer is always first.
+        // Round-robin: no peer is always first.
         let first = self.first;
         self.first = (first + 1) % peers;
         let mut nothing = 0;
@@ -392,7 +384,6 @@ impl Away {
         self.do_errand(place, work);
     }
 
-    /// Submits an operation of another reactor, or what is left of it.
     fn do_errand(&mut self, place: u32, work: &mut RemoteWork<'_>) {
         let Some(Carrying { errand, .. }) = &mut self.carrying[place as usize] else {
             return;
@@ -475,7 +466,6 @@ struct RemoteWork<'a> {
 }
 
 impl RemoteWork<'_> {
-    /// Records which command to blame if the reactor dies of this operation.
     fn blame(&self, errand: &Errand) {
         if RECORDS {
             self.record.blame.store(errand.blame, Relaxed);

@@ -1,12 +1,12 @@
-//! Who may begin a command now: the crate `forebay_qos` in a reactor.
+//! Quality of service in a reactor: which commands may begin now, by `forebay_qos`.
 //!
-//! **Design.** Each command is charged when it begins, whichever frontend it came by. One that is not admitted waits in
-//! its lane's queue in order. A window's end refills all budgets, and each turn asks the waiting lanes again. A lane
-//! begins one quantum of commands in a turn ([`gates`]), so a lane within its base waits for no neighbour's whole
-//! queue. Time over budget is counted by lane ([`Qos::over_ns`]) while its first waiting command was refused. A VM's
-//! commands stay in its ring while enough of its lane wait. Commands of a dead engine and jobs of the internal lane are
-//! not charged.
-//! **Not here:** what is given to whom (`forebay_qos`), what the daemon says of it ([`crate::control`]).
+//! **Design.** Each command is charged when it begins. Commands that are not admitted wait in their
+//! lane's queue, in order. A window's end refills all budgets; each turn asks the waiting lanes
+//! again. A lane begins one quantum of commands in a turn ([`gates`]), so a lane within its base
+//! never waits for a neighbour's whole queue. Time over budget is counted by lane
+//! ([`Qos::over_ns`]) while its first waiting command was refused. A VM's commands stay in its ring
+//! while enough of its lane wait. Recovered commands and internal jobs are not charged. **Not
+//! here:** allocations (`forebay_qos`), and the daemon's settings ([`crate::control`]).
 
 mod costs;
 mod delays;
@@ -31,10 +31,9 @@ pub(crate) use gates::ALONE_WINDOWS;
 pub use gates::Admission;
 pub(crate) use gates::TURN_NS;
 
-/// Windows that a sleeping reactor may be late with its report that it uses nothing.
+/// Windows by which a sleeping reactor may delay its report that it uses nothing.
 const RECKONED_WINDOWS: u64 = 8;
 
-/// Quality of service: admission, and the commands that wait for it.
 #[derive(Debug)]
 pub struct Qos {
     pub(crate) admission: Option<Box<Admission>>,
@@ -49,28 +48,27 @@ impl Qos {
         }
     }
 
-    /// Gives a tenant's slot to a new tenant.
     pub fn begin_tenant(&mut self, tenant: u32) {
         if let Some(admission) = &mut self.admission {
             admission.begin_tenant(tenant);
         }
     }
 
-    /// Sets a tenant's budget; a `guaranteed` base comes first if bases exceed what there is.
+    /// Sets a tenant's budget. A `guaranteed` base has precedence if bases exceed the node's
+    /// resources.
     pub fn set_budget(&mut self, tenant: u32, budget: &Budget, guaranteed: bool) {
         if let Some(admission) = &mut self.admission {
             admission.set_budget(tenant, budget, guaranteed);
         }
     }
 
-    /// Sets how many processors carry out what is charged here.
+    /// Sets the number of processors that carry out the work charged here.
     pub(crate) fn set_processors(&mut self, processors: f32) {
         if let Some(admission) = &mut self.admission {
             admission.set_processors(processors);
         }
     }
 
-    /// Adds or updates a lane.
     pub(crate) fn attach(&mut self, lane: &Lane, ios: &[Io]) {
         if let Some(admission) = &mut self.admission {
             admission.attach(lane, ios);
@@ -90,7 +88,8 @@ impl Qos {
         }
     }
 
-    /// Whether a VM's lane may take commands from its rings. If not, a later turn or window continues it.
+    /// Whether a VM's lane may take commands from its rings. If not, a later turn or window
+    /// continues it.
     #[inline]
     pub(crate) fn may_fetch(&mut self, lane: LaneIndex) -> bool {
         let admission = self.admission.as_ref();
@@ -102,7 +101,7 @@ impl Qos {
             && (self.admission.as_mut()).is_none_or(|admission| admission.may_fetch(lane))
     }
 
-    /// Whether a command that ended without beginning may be answered in this turn. If not, it stays where it is.
+    /// Whether a command that ended without beginning may be answered in this turn.
     #[inline]
     pub(crate) fn may_answer(&mut self, lane: Option<LaneIndex>) -> bool {
         match (&mut self.admission, lane) {
@@ -135,7 +134,8 @@ impl Qos {
         (self.admission.as_ref()).is_some_and(|a| a.contended)
     }
 
-    /// Whether a lane within its base has no waiting command while others burst: it is served at once.
+    /// Whether a lane within its base has no waiting command while others burst: it is served at
+    /// once.
     pub(crate) fn is_calm(&self, lane: LaneIndex) -> bool {
         (self.admission.as_ref()).is_some_and(|admission| admission.is_calm(lane))
     }
@@ -160,14 +160,13 @@ impl Qos {
         }
     }
 
-    /// Whether a command may begin. One that a dead engine may have begun always may.
+    /// Whether a command may begin; a recovered one always may.
     pub(crate) fn admit_carried(&mut self, io: &Io, carried: &Carried) -> bool {
         self.admission.is_none()
             || carried.any() && carried.is_carried(io.record)
             || self.admit_op(io.lane, &io.op)
     }
 
-    /// Time that a lane has waited for its budget so far ([`crate::core::NewIo::over_ns`]).
     pub(crate) fn over_ns(&self, lane: LaneIndex, now_ns: u64) -> u64 {
         let admission = self.admission.as_ref();
         admission.map_or(0, |a| a.over_ns(lane, now_ns))
@@ -227,7 +226,8 @@ impl Qos {
         admission.is_some_and(|a| !a.ready.is_empty() || a.again)
     }
 
-    /// When to wake for a window's end: some windows later if nobody waits for it, never if nobody needs it.
+    /// When to wake for a window's end. Without waiting commands, some windows later; `None` if it
+    /// is not needed.
     pub(crate) fn window_ends_ns(&self) -> Option<u64> {
         let admission = self.admission.as_ref()?;
         let later_ns = RECKONED_WINDOWS * admission.scheduler.params().window_ns;
@@ -239,7 +239,7 @@ impl Qos {
         }
     }
 
-    /// Windows that ended while the reactor slept and nobody waited are not lost.
+    /// Windows that ended while the reactor slept with no waiting command are not lost.
     pub(crate) fn woke(&mut self, now_ns: u64) {
         if let Some(admission) = self.admission.as_mut().filter(|a| !a.waits()) {
             admission.woke_ns = now_ns;
@@ -252,7 +252,7 @@ impl Qos {
         }
     }
 
-    /// Returns when an operation began if its delay is measured, or 0.
+    /// The start time of an operation whose delay is measured, else 0.
     #[inline]
     pub(crate) fn slice_begins(&mut self, device: u8, op: &Op, away: bool) -> u64 {
         match &mut self.admission {
@@ -275,7 +275,7 @@ impl Qos {
 }
 
 impl Admission {
-    /// Counts the time that a command waited over budget, here and in its frontend.
+    /// Counts a command's time over budget, here and in its frontend.
     pub(crate) fn count_over(&mut self, io: &mut Io, lanes: &Lanes, now_ns: u64) {
         let over_ns = self.was_over_budget(io, now_ns);
         io.over_ns = None;

@@ -1,10 +1,9 @@
 //! The rings between the control thread and a reactor.
 //!
-//! **Design.** Two bounded single-producer rings and an eventfd each way. The sender wakes the other
-//! side only when that says that it is asleep; the sleeper says so first and looks once more
-//! afterwards, with a full fence on both sides ([`Sleeper`]), so no message is slept through. A full
-//! ring is the sender's business: it keeps the message and tries again. **Not here:** what the
-//! messages do.
+//! **Design.** Two bounded single-producer rings, with an eventfd each way. The sender wakes the
+//! other side only if that side sleeps. The sleeper sets its flag, then checks its ring again; both
+//! sides use a full fence ([`Sleeper`]), so no wakeup is lost. If a ring is full, the sender keeps
+//! the message and retries. **Not here:** the effect of the messages.
 
 use crate::bell::{ControlBell, ReactorBell, Sleeper, eventfd, quiet_bell, ring_bell};
 use crate::core::{Admission, ServedDevice};
@@ -24,45 +23,38 @@ use std::sync::atomic::{AtomicU64, Ordering::*};
 
 const RING_ENTRIES: usize = 4096;
 
-/// From the control thread to a reactor.
 pub(crate) enum Post {
-    /// A device is served.
     Device(ServedDevice),
-    /// What the owner says of a volume.
+    /// The owner's statistics of a volume.
     Figures(VolumeId, VolumeStatistics),
-    /// How I/O is admitted; `None`: all of it is. Tenants' budgets are in it.
+    /// Admission with the tenants' budgets; `None` admits everything.
     Admission(Option<Box<Admission>>),
-    /// There is another tenant in this slot.
+    /// This slot has a new tenant.
     NewTenant(u32),
-    /// The budget of the tenant in this slot, and whether its base comes first.
+    /// The budget of the tenant in this slot, and whether its base is guaranteed.
     Budget(u32, Budget, bool),
-    /// Whose a volume is, and what it may use; `None`: nobody's.
+    /// A volume's tenant and budget; `None`: no tenant.
     Share(VolumeId, Option<Share>),
-    /// Nothing of an earlier engine is at a device that is served.
+    /// The fence of a served device has passed.
     Fenced(DeviceIndex),
-    /// The device will be served before its fence, as soon as it is open; or it won't after all.
+    /// Whether the device will be served before its fence, as soon as it is open.
     Expect(DeviceIndex, bool),
-    /// A lane is served here, or shows something else now.
-    /// Answered by [`Upcall::ExportSettled`] with this request.
+    /// Adds or updates a lane. Answered by [`Upcall::ExportSettled`] with this request.
     Lane(Box<Lane>, u64),
-    /// A lane's export is removed.
-    /// Answered by [`Upcall::ExportSettled`] with this request.
+    /// Removes a lane's export. Answered by [`Upcall::ExportSettled`] with this request.
     RemoveLane(LaneIndex, ExportId, u64),
-    /// A volume grew.
     Volume(Arc<Volume>),
-    /// What the owner says of space.
+    /// The owner's message about space.
     Space(engine_side::Post),
     /// For the frontend that knows its type.
     Frontend(FrontendMessage),
-    /// What a dead engine left for frontends: they take it up in one turn.
+    /// A dead engine's state for the frontends, which take it over in one turn.
     Inherit(Vec<FrontendMessage>),
-    /// Queues are spread over reactors like this from now on.
+    /// How queues are spread over reactors.
     Spread(Spread),
-    /// Close everything and end.
     Stop,
 }
 
-/// The control thread's end.
 pub(crate) struct ToReactor {
     posts: Producer<Post>,
     upcalls: Consumer<Upcall>,
@@ -72,7 +64,6 @@ pub(crate) struct ToReactor {
     wake: Arc<OwnedFd>,
 }
 
-/// The reactor's end.
 pub(crate) struct ToControl {
     posts: Consumer<Post>,
     upcalls: Producer<Upcall>,
@@ -82,7 +73,6 @@ pub(crate) struct ToControl {
     control: ControlBell,
 }
 
-/// A pair of ends.
 pub(crate) fn mailbox(control: ControlBell) -> io::Result<(ToReactor, ToControl)> {
     let (post_in, post_out) = RingBuffer::new(RING_ENTRIES);
     let (up_in, up_out) = RingBuffer::new(RING_ENTRIES);
@@ -111,18 +101,17 @@ pub(crate) fn mailbox(control: ControlBell) -> io::Result<(ToReactor, ToControl)
 }
 
 impl ToReactor {
-    /// Sends, in order.
     pub(crate) fn post(&mut self, post: Post) {
         self.queue(post);
         self.flush();
     }
 
-    /// Sends with the next [`ToReactor::flush`]: many with one look at whether the reactor sleeps.
+    /// Sends with the next [`ToReactor::flush`], so that many messages need one check for sleep.
     pub(crate) fn queue(&mut self, post: Post) {
         self.overflow.push_back(post);
     }
 
-    /// Sends what found no room before; call it each turn.
+    /// Sends messages that found no room before; call it each turn.
     pub(crate) fn flush(&mut self) {
         let mut sent = false;
         while let Some(post) = self.overflow.pop_front() {
@@ -139,60 +128,54 @@ impl ToReactor {
         }
     }
 
-    /// What the daemon had said by then is posted, as far as there was room.
+    /// Tells the reactor that the daemon's messages up to this time are posted, if there was room.
     pub(crate) fn heard(&self, ns: u64) {
         if !self.is_behind() {
             self.heard_ns.store(ns, Release);
         }
     }
 
-    /// Whether something waits for room.
     pub(crate) fn is_behind(&self) -> bool {
         !self.overflow.is_empty()
     }
 
-    /// Whether the reactor has said something.
     pub(crate) fn has_upcalls(&self) -> bool {
         !self.upcalls.is_empty()
     }
 
-    /// The next message from the reactor.
     pub(crate) fn next(&mut self) -> Option<Upcall> {
         self.upcalls.pop().ok()
     }
 }
 
 impl ToControl {
-    /// The next message from the control thread.
     #[inline]
     pub(crate) fn next(&mut self) -> Option<Post> {
         self.posts.pop().ok()
     }
 
-    /// What the daemon had said by then is posted.
     pub(crate) fn heard_ns(&self) -> u64 {
         self.heard_ns.load(Acquire)
     }
 
-    /// Sends one message; gives it back when there is no room.
+    /// Sends one message; returns it if there is no room.
     pub(crate) fn send(&mut self, upcall: Upcall) -> Result<(), Upcall> {
         self.upcalls.push(upcall).map_err(|PushError::Full(u)| u)
     }
 
-    /// Sees to it that the control thread looks at what was sent.
     pub(crate) fn wake_control(&self) {
         if self.control.asleep.must_be_woken() {
             ring_bell(&*self.control.wake);
         }
     }
 
-    /// Says that the reactor is about to sleep; false when a message came meanwhile, or there is something else.
+    /// Announces that the reactor is about to sleep. False if a message came meanwhile, or
+    /// `nothing` is false.
     pub(crate) fn fall_asleep(&self, nothing: impl FnOnce() -> bool) -> bool {
         self.asleep
             .fall_asleep(|| self.posts.is_empty() && nothing())
     }
 
-    /// What wakes this reactor.
     pub(crate) fn bell(&self) -> ReactorBell {
         ReactorBell {
             asleep: self.asleep.clone(),
@@ -200,13 +183,11 @@ impl ToControl {
         }
     }
 
-    /// Says that the reactor is awake.
     pub(crate) fn awake(&self) {
         self.asleep.awake();
         quiet_bell(&*self.wake);
     }
 
-    /// The descriptor that wakes the reactor.
     pub(crate) fn wake_fd(&self) -> BorrowedFd<'_> {
         self.wake.as_fd()
     }

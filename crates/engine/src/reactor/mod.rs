@@ -1,10 +1,10 @@
 //! A reactor: a thread with one io_uring that polls when busy and sleeps when idle.
 //!
-//! **Design.** A turn takes posts, completions and what frontends' clients ask for, and submits. After
-//! some time without anything to do ([`Spin`]), or at once where devices have much to do
-//! ([`Core::waits_for_devices`]), and with nothing that must be tried again, it arms everything
-//! (sockets and mailbox are in one epoll set, which the ring polls) and sleeps in one
-//! `io_uring_enter`. **Not here:** what commands mean ([`crate::core`], [`crate::frontend`]), what posts mean ([`mod@post`]).
+//! **Design.** A turn takes posts, completions and clients' requests, and submits. Without work for
+//! some time ([`Spin`]), or at once if busy devices make polling useless
+//! ([`Core::waits_for_devices`]), the reactor sleeps in one `io_uring_enter`. The ring polls one
+//! epoll set with all sockets and the mailbox. **Not here:** the meaning of commands
+//! ([`crate::core`], [`crate::frontend`]) and posts ([`mod@post`]).
 
 pub(crate) mod mailbox;
 mod post;
@@ -21,50 +21,46 @@ use spin::Spin;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-/// How often time limits are looked at.
+/// Interval of time limit checks.
 const TICK_NS: u64 = 100_000_000;
-/// How long who was quiet is not noticed beside others' work: a fraction of a window, and a look is some thousandth of it.
+/// Interval of polls of quiet sockets during work: a fraction of a window. A poll takes about a
+/// thousandth of it.
 const LOOK_NS: u64 = 100_000;
-/// Where a look takes longer, as many have something, they are so many times as far apart: looking is no work. But no further
-/// than that: it may have been the system that took so long.
+/// If a poll takes longer, because many sockets have data, polls are this many times its duration
+/// apart. The interval has a maximum, since the system may have caused the delay.
 const LOOKS_APART: u64 = 16;
 const MAX_LOOK_NS: u64 = 5_000_000;
 /// How long commands may take to end at a stop.
 const STOP_LIMIT_NS: u64 = 5_000_000_000;
-/// Idle this long, staging memory is given back.
+/// After this idle time, staging memory is freed,
 const TRIM_NS: u64 = 500_000_000;
-/// And then so much apart.
+/// in steps this far apart.
 const TRIM_STEP_NS: u64 = 1_000_000;
 /// The epoll key of the mailbox.
 const WAKE_KEY: u64 = u64::MAX;
 
-/// See the module's text.
 pub(crate) struct Reactor {
-    /// Commands.
     pub core: Core,
-    /// The protocols, in the order in which a turn polls them.
+    /// In the order in which a turn polls them.
     pub frontends: Vec<Box<dyn Frontend>>,
-    /// The way to and from the control thread.
     pub mailbox: ToControl,
-    /// Sockets and the mailbox's bell.
     pub sockets: Sockets,
 }
 
-/// When a reactor did what, and when it does what next.
+/// Times of a reactor's last and next steps.
 struct Pace {
-    /// When the turn began.
+    /// Start of the turn.
     now: u64,
     turns: u64,
-    /// The last turn found something to do.
     was_busy: bool,
-    /// Since when there is nothing to do.
+    /// Start of the time without work.
     idle_since: u64,
     spin: Spin,
     tick_at: u64,
     look_at: u64,
-    /// When staging memory is given back.
+    /// When staging memory is freed next.
     trim_at: Option<u64>,
-    /// It is told to stop, and does so then at the latest.
+    /// Latest time to end after a stop request.
     stop_by: Option<u64>,
 }
 
@@ -85,10 +81,9 @@ impl Pace {
 }
 
 impl Reactor {
-    /// Runs until it is told to stop.
     pub(crate) fn run(mut self) {
         let mut pace = Pace::new(self.core.begin_turn());
-        // What it inherits may stop it in its first turn.
+        // Inherited work may stop it in its first turn.
         self.core.record().last_turn_ns.store(pace.now, Relaxed);
         loop {
             let busy = self.turn(&mut pace);
@@ -109,20 +104,20 @@ impl Reactor {
         self.send_upcalls();
     }
 
-    /// One turn; true if there was anything to do.
+    /// Runs one turn; true if there was any work.
     #[inline]
     fn turn(&mut self, pace: &mut Pace) -> bool {
         let begun = pace.now;
         pace.now = self.core.begin_turn();
         if pace.was_busy {
-            // From its end on: a long turn is no pause.
+            // The last turn's end: a long turn is no pause.
             pace.idle_since = pace.now;
             bump(&self.core.record().busy_ns, pace.now - begun);
         }
         pace.turns += 1;
         let ticks = pace.now >= pace.tick_at;
         if ticks {
-            // First when, then what.
+            // Read the time before the posts that it covers.
             self.core.clock.owner_was_heard(self.mailbox.heard_ns());
         }
         let mut busy = false;
@@ -150,7 +145,7 @@ impl Reactor {
         busy
     }
 
-    /// Polls each frontend; between its clients, the others' small requests are served.
+    /// Polls each frontend. Between its clients, small requests of the other frontends are served.
     #[inline]
     fn poll_frontends(&mut self) -> bool {
         let core = &mut self.core;
@@ -179,7 +174,7 @@ impl Reactor {
         self.core.record().last_turn_ns.store(now, Relaxed);
     }
 
-    /// It is told to stop: whether nothing is left, or it has taken too long.
+    /// After a stop request: whether nothing is left, or the time is up.
     fn may_stop(&self, now: u64, limit: u64) -> bool {
         now >= limit
             || self.core.busy_ios() == 0
@@ -187,7 +182,7 @@ impl Reactor {
                 && self.frontends.iter().all(|one| one.count() == 0)
     }
 
-    /// After a turn with something to do: sockets that were quiet are looked at now and then.
+    /// After a turn with work: polls quiet sockets from time to time.
     #[inline]
     fn after_work(&mut self, pace: &mut Pace) {
         bump(&self.core.record().busy_turns, 1);
@@ -198,7 +193,7 @@ impl Reactor {
         }
     }
 
-    /// After a turn without anything to do: polls for a while, then sleeps.
+    /// After a turn without work: polls for a while, then sleeps.
     #[inline]
     fn rest(&mut self, pace: &mut Pace) {
         self.core.is_idle();
@@ -213,14 +208,14 @@ impl Reactor {
         }
         let trim = *pace.trim_at.get_or_insert(pace.now + TRIM_NS);
         if pace.now >= trim {
-            // A little at a time: nobody is to wait for it.
+            // In small steps, to avoid delays.
             pace.trim_at = (self.core.staging.trim()).then_some(pace.now + TRIM_STEP_NS);
         }
         let window_ends = self.core.qos.window_ends_ns();
         let until = self.wake_at_ns(pace);
         let slept = self.sleep(pace.now, until);
         if slept {
-            // Windows have ended meanwhile: who comes now finds what one gives.
+            // Windows have ended meanwhile; new commands find one window's refill.
             pace.now = self.core.begin_turn();
             pace.was_busy = false;
             for frontend in &mut self.frontends {
@@ -230,7 +225,7 @@ impl Reactor {
         }
         self.poll_sockets();
         let woke = self.core.begin_turn();
-        // A window's end is no host that asks anew: the pause goes on.
+        // A window's end is no new request, so the pause continues.
         if !slept || window_ends.is_none_or(|ends| woke < ends) {
             let paused_since = std::mem::replace(&mut pace.idle_since, woke);
             if slept && !sleeps_at_once {
@@ -239,14 +234,14 @@ impl Reactor {
         }
     }
 
-    /// Has clients wake the reactor. False: it must not sleep.
+    /// Makes clients wake the reactor; false if it must not sleep.
     fn arm(&mut self) -> bool {
         let core = &mut self.core;
         self.frontends.iter().all(|one| one.is_idle())
             && self.frontends.iter_mut().all(|one| one.arm(core))
     }
 
-    /// When a sleep is to end at the latest.
+    /// Latest end of a sleep.
     fn wake_at_ns(&self, pace: &Pace) -> u64 {
         let now = pace.now;
         let mut until = now + MAX_SLEEP_NS;
@@ -265,7 +260,7 @@ impl Reactor {
         others.into_iter().flatten().fold(until, u64::min)
     }
 
-    /// Sleeps until there is something to do, or until then. False if there was already.
+    /// Sleeps until there is work, at most until `until`. False if there was work already.
     fn sleep(&mut self, now: u64, until: u64) -> bool {
         let core = &self.core;
         if !self.mailbox.fall_asleep(|| core.away.nothing_from_others()) {
@@ -307,7 +302,6 @@ impl Reactor {
     }
 }
 
-/// When who was quiet is looked at again, after a look that took so long.
 fn next_look_ns(from_ns: u64, to_ns: u64) -> u64 {
     let took_ns = to_ns.saturating_sub(from_ns);
     to_ns + (LOOKS_APART.saturating_mul(took_ns)).clamp(LOOK_NS, MAX_LOOK_NS)
@@ -319,7 +313,6 @@ mod tests {
 
     #[test]
     fn looks_at_who_was_quiet_are_a_sixteenth_of_the_time_at_most() {
-        // A thousandth of the interval, or so.
         assert_eq!(next_look_ns(1000, 1500), 1500 + LOOK_NS);
         for took_ns in [10_000, 300_000, 1_000_000_000] {
             let apart_ns = next_look_ns(5000, 5000 + took_ns) - (5000 + took_ns);

@@ -1,25 +1,24 @@
-//! Ranges that a former association, or a dead engine, may still have at a device: what is younger
-//! and overlaps them waits until they have ended there.
+//! Byte ranges that a closed connection or a dead engine may still have at a device. Younger
+//! overlapping commands wait until these operations have ended.
 //!
-//! **Design.** One list per volume, in order of age; a volume is served by one reactor, so it needs no
-//! lock. There are two sources. A successor is told what was in flight when its predecessor died
-//! ([`Carried::carry`]): such a command begins only when the fence of the devices that it may have reached
-//! has passed, what is older and overlaps it has ended, and nothing that overlaps it waits for a fence; so
-//! the order of writes is kept, and it itself never times out. And when a connection closes in life ([`Carried::orphan`]), its commands that aren't at
-//! a device end at once and never get there; its writes that are become spans until their slices have
-//! ended, so that a host that reconnects, or another one, is not overtaken by them.
+//! **Design.** Each volume has one list of spans, oldest first. One reactor serves a volume, so the
+//! list needs no lock. After a take-over, a recovered command ([`Carried::carry`]) begins when the
+//! fence of each device that it may have reached has passed and all older overlapping commands have
+//! ended. So writes stay in order; recovered commands never time out. When a connection closes
+//! ([`Carried::orphan`]), its commands that are not at a device end at once. Its writes at a device
+//! become spans until their slices end, so that no reconnecting or other host overtakes them.
 //!
-//! A younger command that must wait does so for [`crate::io::clock::OWNER_WAIT_LIMIT_NS`] at most, then ends with Command
-//! Interrupted, which the host may retry. Two reads never conflict. A flush waits for nobody: it covers
-//! what was acknowledged, and nothing of this was. Whoever may go on is looked for at the end of a turn.
-//! While the list is empty, all of this is one load and a branch.
+//! A younger command waits for at most [`crate::io::clock::OWNER_WAIT_LIMIT_NS`], then ends with
+//! Command Interrupted, which the host may retry. Two reads never conflict. A flush never waits: it
+//! covers acknowledged writes, and these are not acknowledged. Waiting commands are checked at the
+//! end of a turn. An empty list costs one load and a branch.
 //!
-//! A successor that dies before the fence hands on what its commands' records say. What is waited for
-//! without a record is noted for the whole reactor ([`Carried::leave_spans`]): then the next one has
-//! everything wait for the fence.
+//! A successor that dies before the fence hands on its command records. Spans without a record are
+//! noted once for the whole reactor ([`Carried::leave_spans`]); then the next successor makes every
+//! command wait for the fence.
 //!
-//! **Not here:** which commands are carried (the take-over decides), and the fence itself (the control
-//! thread waits for it, and says so by [`crate::core::Core::fenced`]).
+//! **Not here:** which commands are recovered (the take-over decides), and the fence itself: the
+//! control thread waits for it and calls [`crate::core::Core::fenced`].
 
 use crate::io::command::{CommandRef, Io, IoOp, Stage};
 use crate::io::lanes::Lanes;
@@ -33,47 +32,47 @@ use std::ops::Range;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::atomic::compiler_fence;
 
-/// The devices whose fence must have passed.
+/// Devices whose fence must have passed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Devices {
-    /// None: it never got to a device.
+    /// None: the command never reached a device.
     None,
-    /// One.
+    /// One device.
     One(DeviceIndex),
-    /// Those of the devices that are served, or expected ([`Carried::expect`]), whose numbers modulo 8 are
-    /// among these bits.
+    /// Served or expected ([`Carried::expect`]) devices: bit n stands for those whose number modulo
+    /// 8 is n.
     Among(u8),
 }
 
 impl Devices {
-    /// Every device that is served, or expected.
+    /// Every served or expected device.
     pub const ALL: Self = Self::Among(u8::MAX);
 }
 
-/// What a dead engine may still have at devices, or had yet to do.
+/// A dead engine's operation: possibly still at devices, or not yet begun.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CarriedSpan {
-    /// Whose bytes.
+    /// Volume.
     pub volume: VolumeId,
-    /// Which; the whole volume if it isn't known.
+    /// Byte range; the whole volume if unknown.
     pub bytes: Range<u64>,
-    /// Whether they may change.
+    /// Whether the operation may change these bytes.
     pub write: bool,
-    /// Where.
+    /// Devices that it may have reached.
     pub devices: Devices,
-    /// The command that will be started for it ([`crate::core::NewIo::record`]). It has one span or, with
-    /// several ranges, several in a row. `None`: nobody does it again; it ends with the fence.
+    /// The command that will be started for it ([`crate::core::NewIo::record`]). A command with
+    /// several ranges has several consecutive spans. `None`: it is not repeated and ends with the
+    /// fence.
     pub command: Option<CommandRef>,
 }
 
-/// Whose a span is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Of {
-    /// A command's that is yet to be started.
+    /// A command that is yet to be started.
     Command(CommandRef),
-    /// That of a command in the slab.
+    /// A command in the slab.
     Io(u32),
-    /// Nobody's any more: it ends with the fence.
+    /// No command: the span ends with the fence.
     Nobody,
 }
 
@@ -83,31 +82,31 @@ pub(crate) struct Span {
     pub(crate) write: bool,
     pub(crate) devices: Devices,
     pub(crate) of: Of,
-    /// The machine whose memory it may still read or write until its fence.
+    /// The VM whose memory the operation may access until its fence.
     pub(crate) machine: Option<LaneIndex>,
-    /// Set by [`Carried::push`]; rising.
+    /// Set by [`Carried::push`]; increases.
     pub(crate) number: u64,
 }
 
 #[derive(Debug, Default)]
 struct OfVolume {
-    /// The oldest first.
+    /// Oldest first.
     spans: Vec<Span>,
-    /// Something ended since those that wait were looked at.
+    /// A span ended since the last check of waiting commands.
     freed: bool,
-    /// Those that wait are being looked at.
+    /// Waiting commands are being checked.
     looking: bool,
 }
 
-/// See the module's text.
 pub struct Carried {
-    /// Whether there is anything else here.
+    /// False if nothing else here is in use.
     busy: bool,
     volumes: BTreeMap<VolumeId, OfVolume>,
     next_number: u64,
-    /// Something ended since those that wait were looked at.
+    /// A span ended since the last check of waiting commands.
     look: bool,
-    /// The queues whose connection closed in this turn, the lanes whose machine left, and whether there are any.
+    /// Queues whose connection closed in this turn, lanes whose VM detached, and whether there are
+    /// any.
     closed: Box<[bool]>,
     left: Box<[bool]>,
     any_closed: bool,
@@ -135,40 +134,36 @@ impl Carried {
         }
     }
 
-    /// Whether anything is carried, or left by connections that closed, that a command could have to wait for.
     #[inline]
     pub fn any(&self) -> bool {
         self.busy
     }
 
-    /// Whether a dead engine had begun this command.
     #[cold]
     pub(crate) fn is_carried(&self, record: CommandRef) -> bool {
         let mut spans = self.volumes.values().flat_map(|v| &v.spans);
         spans.any(|span| span.of == Of::Command(record))
     }
 
-    /// Whether those that wait must be looked at.
     pub(crate) fn must_turn(&self) -> bool {
         self.look || self.any_closed
     }
 
-    /// Whether nothing of an earlier engine is at this device.
+    /// Whether the fence of this device has passed.
     pub(crate) fn is_fenced(&self, device: DeviceIndex) -> bool {
         self.fenced[usize::from(device.0)]
     }
 
-    /// Somebody compares, which is looked at where what is carried is.
+    /// A compare is in progress; it uses the same checks as recovered commands.
     pub(crate) fn compares(&mut self) {
         self.busy = true;
     }
 
-    /// The number of the span that is made next.
     pub(crate) fn next_number(&self) -> u64 {
         self.next_number
     }
 
-    /// Whether a volume has any span that was made before this one.
+    /// Whether a volume has a span older than `before`.
     pub(crate) fn has(&self, volume: VolumeId, before: u64) -> bool {
         let of_volume = self.volumes.get(&volume);
         of_volume.is_some_and(|v| v.spans.iter().any(|span| span.number < before))
@@ -191,7 +186,7 @@ impl Carried {
         }
     }
 
-    /// Nobody does a command again.
+    /// The command will not be repeated.
     pub(crate) fn answered(&mut self, record: CommandRef) {
         let known: Vec<VolumeId> = self.volumes.keys().copied().collect();
         for volume in known {
@@ -199,13 +194,12 @@ impl Carried {
         }
     }
 
-    /// Whether any fence is waited for.
     fn is_fencing(&self) -> bool {
         let mut spans = self.volumes.values().flat_map(|v| &v.spans);
         spans.any(|span| span.devices != Devices::None)
     }
 
-    /// Takes from a volume's spans those whose command has ended, or never will begin; true for any.
+    /// Removes spans whose command has ended or will never begin. Returns whether it found any.
     fn ended(&mut self, volume: VolumeId, which: impl Fn(Of) -> bool) -> bool {
         let Some(of_volume) = self.volumes.get_mut(&volume) else {
             return false;
@@ -224,22 +218,23 @@ impl Carried {
         any
     }
 
-    /// Takes over what a dead engine had in flight, the oldest first: before any of its commands, or
-    /// any new one, is started, and after every device that is served before its fence, or expected to be.
+    /// Takes over a dead engine's commands in flight, oldest first. Call it before any command is
+    /// started, and after every device that is served before its fence is served or expected.
     pub fn carry(&mut self, carried: &[CarriedSpan]) {
         self.carry_for(None, carried);
     }
 
-    /// The same of a machine: what is at devices may still touch its memory ([`Carried::may_touch_memory_of`]).
+    /// The same for a VM: operations at devices may still access its memory
+    /// ([`Carried::may_touch_memory_of`]).
     pub fn carry_machine(&mut self, lane: LaneIndex, carried: &[CarriedSpan]) {
         self.carry_for(Some(lane), carried);
     }
 
-    /// Whether a dead engine may still have something at a device that reads or writes a machine's memory. Until it
-    /// hasn't, no memory is given back, and no reset is answered.
+    /// Whether a dead engine's device operation may still access a VM's memory. Until it cannot, no
+    /// memory is given back and no reset is answered.
     pub fn may_touch_memory_of(&self, lane: LaneIndex) -> bool {
         let mut spans = self.volumes.values().flat_map(|v| &v.spans);
-        // What a successor knows nothing of but that it is waited for may be anybody's.
+        // A span without a known command may belong to any VM.
         let may_be = |span: &Span| match span.machine {
             Some(machine) => machine == lane,
             None => span.of == Of::Nobody,
@@ -268,29 +263,27 @@ impl Carried {
         }
     }
 
-    /// A command's record is about to be freed, or there is none, though what it may have at a device is
-    /// waited for.
+    /// Call it when a command has no record, or its record is about to be freed, while its spans
+    /// still wait for a fence.
     pub fn leave_spans(&self) {
         if self.any() && self.is_fencing() {
             self.record.orphans.store(1, Relaxed);
-            // Before the record is freed.
+            // The store must precede the freeing of the record.
             compiler_fence(SeqCst);
         }
     }
 
-    /// A device is served.
     pub(crate) fn serve(&mut self, device: u8) {
         self.served[usize::from(device)] = true;
     }
 
-    /// Nothing of an earlier engine is at this device any more.
+    /// A device's fence has passed: no operation of an earlier engine is there.
     pub(crate) fn fence(&mut self, device: DeviceIndex) {
         self.fenced[usize::from(device.0)] = true;
         self.fences_changed();
     }
 
-    /// A device will be served before its fence, when it is open; or it won't after all. Before
-    /// [`Carried::carry`].
+    /// Sets whether a device will be served before its fence. Call it before [`Carried::carry`].
     pub fn expect(&mut self, device: DeviceIndex, expected: bool) {
         self.expected[usize::from(device.0)] = expected;
         self.fences_changed();
@@ -312,7 +305,7 @@ impl Carried {
         }
     }
 
-    /// What is left of these when the fences that passed are taken away.
+    /// Removes the devices whose fence has passed.
     fn still_to_pass(&self, devices: Devices) -> Devices {
         let fenced = &self.fenced;
         let passed = match devices {
@@ -330,8 +323,8 @@ impl Carried {
         if passed { Devices::None } else { devices }
     }
 
-    /// The connection of a queue is closed. Before the next command begins, and in this turn, what it
-    /// has in the core ends, or is waited for by what overlaps it.
+    /// A queue's connection closed. In this turn, and before the next command begins, its commands
+    /// end or become spans.
     pub fn orphan(&mut self, queue: u32) {
         self.leave_spans();
         if let Some(closed) = self.closed.get_mut(queue as usize) {
@@ -341,7 +334,7 @@ impl Carried {
         }
     }
 
-    /// The same of a lane's machine, which left or was reset: of all its commands.
+    /// The same for all commands of a lane whose VM detached or was reset.
     pub fn orphan_machine(&mut self, lane: LaneIndex) {
         self.leave_spans();
         if let Some(left) = self.left.get_mut(lane.0 as usize) {
@@ -351,7 +344,6 @@ impl Carried {
         }
     }
 
-    /// What closed since this was asked last.
     pub(crate) fn take_closed(&mut self) -> Option<Closed> {
         std::mem::take(&mut self.any_closed).then(|| Closed {
             queues: std::mem::take(&mut self.closed),
@@ -359,7 +351,7 @@ impl Carried {
         })
     }
 
-    /// What overlaps the writes that closed connections and machines have left at devices waits for them from now on.
+    /// Makes spans of the writes that closed connections and VMs have left at devices.
     pub(crate) fn leave(&mut self, mut closed: Closed, slab: &Slab, lanes: &Lanes) {
         let known: Vec<VolumeId> = self.volumes.keys().copied().collect();
         for volume in known {
@@ -376,7 +368,7 @@ impl Carried {
             let Some(volume) = lanes.volume_of(io) else {
                 continue;
             };
-            // One that was carried has its spans already; a second one does no harm.
+            // A recovered command has spans already; a second span does no harm.
             each_range(io, lanes, |bytes| {
                 self.push(volume, Span::of_command(index, bytes));
             });
@@ -387,9 +379,9 @@ impl Carried {
         self.left = closed.lanes;
     }
 
-    /// A command begins: what a dead engine had of it is its own from now on. Whether that was anything.
+    /// A command begins: its recovered spans become its own. Returns whether there were any.
     pub(crate) fn adopt(&mut self, index: u32, io: &Io, lanes: &Lanes) -> bool {
-        // A flush may be the first half of a command that is carried: its span stays.
+        // A flush may be the first half of a recovered command, so its span stays.
         if io.op == IoOp::Flush {
             return false;
         }
@@ -405,7 +397,8 @@ impl Carried {
         has_own
     }
 
-    /// A compare-and-write begins: it waits for what is in hand and overlaps it, and what is younger waits for it.
+    /// A compare-and-write begins: it waits for overlapping commands in flight, and younger ones
+    /// wait for it.
     pub(crate) fn exclude(&mut self, index: u32, slab: &Slab, lanes: &Lanes) {
         let io = &slab[index as usize];
         let Some(volume) = lanes.volume_of(io) else {
@@ -422,7 +415,7 @@ impl Carried {
                 continue;
             }
             left -= 1;
-            // What waits for its budget has yet to begin, and comes after this one then.
+            // A throttled command has not begun, so it comes after this one.
             let waits = io.stage == Stage::Throttled;
             if other == index || waits || !io.op.writes() || lanes.volume_of(io) != Some(volume) {
                 continue;
@@ -436,7 +429,6 @@ impl Carried {
         self.push(volume, Span::of_command(index, own));
     }
 
-    /// Whether a command must wait for something older.
     pub(crate) fn must_wait(&self, index: u32, io: &Io, lanes: &Lanes) -> bool {
         let volume = lanes.volume_of(io);
         let of_volume = volume.and_then(|volume| self.volumes.get(&volume));
@@ -448,11 +440,11 @@ impl Carried {
         of_volume.spans.iter().any(|span| {
             let fencing = span.devices != Devices::None;
             if span.of == Of::Io(index) {
-                // What comes after its own is younger.
+                // The spans after its own are younger.
                 older = false;
                 return fencing;
             }
-            // A younger one's predecessor may land at any time, until its fence has passed.
+            // A recovered operation behind a younger span may land at any time until its fence.
             let mut overlaps = false;
             if (older || fencing) && (span.write || writes) {
                 each_range(io, lanes, |range| overlaps |= overlap(&range, &span.bytes));
@@ -461,13 +453,12 @@ impl Carried {
         })
     }
 
-    /// A command ends.
     #[cold]
     pub(crate) fn command_ended(&mut self, index: u32, io: &Io, lanes: &Lanes) {
         let Some(volume) = lanes.volume_of(io) else {
             return;
         };
-        // A flush that failed may have been the first half of a command: there is no second one.
+        // A failed flush may be the first half of a command, whose second half then never begins.
         let (record, failed) = (io.record, io.status != Status::SUCCESS);
         let any = self.ended(volume, |of| {
             of == Of::Io(index) || failed && of == Of::Command(record)
@@ -480,21 +471,23 @@ impl Carried {
         }
     }
 
-    /// A command was refused before it began, and its record is about to be freed.
+    /// A command was refused before it began; its record is about to be freed.
     #[cold]
     pub(crate) fn refused(&mut self, record: CommandRef) {
         self.leave_spans();
         self.answered(record);
     }
 
-    /// The answers to a compare-and-write are published, or never will be: what waited for it goes on.
+    /// The answers to a compare-and-write are published, or never will be: commands that wait for
+    /// it continue.
     pub fn pair_answered(&mut self, record: CommandRef) {
         if self.any() {
             self.answered(record);
         }
     }
 
-    /// Whether those that wait are to be looked at; then those of volumes where something ended ([`Carried::may_go_on`]).
+    /// Whether waiting commands must be checked. [`Carried::may_go_on`] then selects those of
+    /// volumes where a span ended.
     pub(crate) fn begin_look(&mut self) -> bool {
         let look = std::mem::take(&mut self.look);
         if look {
@@ -505,14 +498,13 @@ impl Carried {
         look
     }
 
-    /// Whether a command that waits is to be looked at.
     pub(crate) fn may_go_on(&self, io: &Io, lanes: &Lanes) -> bool {
         let volume = lanes.volume_of(io);
         let of_volume = volume.and_then(|volume| self.volumes.get(&volume));
         io.stage == Stage::CarriedWait && of_volume.is_none_or(|v| v.looking)
     }
 
-    /// A turn ends; `compares`: somebody compares, which is looked at where what is carried is.
+    /// Ends a turn. `compares`: a compare is in progress, so the checks stay on.
     pub(crate) fn end_turn(&mut self, compares: bool) {
         self.busy = !self.volumes.is_empty() || self.any_closed || compares;
     }
@@ -523,7 +515,6 @@ impl Carried {
     }
 }
 
-/// The queues whose connection closed, and the lanes whose machine left.
 pub(crate) struct Closed {
     queues: Box<[bool]>,
     lanes: Box<[bool]>,
@@ -539,7 +530,6 @@ impl Closed {
 }
 
 impl Span {
-    /// What a command in the slab writes.
     fn of_command(index: u32, bytes: Range<u64>) -> Self {
         Self {
             bytes,
@@ -556,7 +546,7 @@ fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
     a.start < b.end && b.start < a.end
 }
 
-/// The bytes of its volume that a command concerns.
+/// The byte ranges of the volume that a command concerns.
 fn each_range(io: &Io, lanes: &Lanes, mut each: impl FnMut(Range<u64>)) {
     match io.op {
         IoOp::Flush => {}

@@ -1,9 +1,9 @@
-//! Which connections go on, and which don't.
+//! Decides which connections continue after a take-over.
 //!
-//! **Design.** All queues are converted, each by itself; then each association is looked at as a whole:
-//! one with a damaged queue ends, and so does one without an admin queue. What ends leaves spans where
-//! its writes may still land ([`super::spans`]). No socket is used and nothing is stored: the same records
-//! and counters give the same plan, however often a successor dies over it.
+//! **Design.** Each queue is converted by itself, then each association as a whole: it ends if a
+//! queue is damaged or the admin queue is missing. What ends leaves spans where its writes may
+//! still land ([`super::spans`]). The plan has no side effects, so it is the same however often a
+//! successor dies over it.
 //!
 //! **Not here:** the successor's region ([`super::install`]).
 
@@ -23,48 +23,39 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 use zerocopy::FromBytes;
 
-/// What the listener says to a newcomer before its Connect is read.
+/// Bytes that the listener sends before it reads a Connect.
 const IC_RESP_BYTES: u64 = 128;
 
-/// A queue that goes on.
 pub(super) struct PlannedQueue {
-    /// Its place among the sockets.
+    /// Index of its socket.
     pub socket: usize,
-    /// Its records.
     pub old: OldQueue,
-    /// What it has to do.
     pub converted: Converted,
 }
 
-/// An association that goes on.
 pub(super) struct PlannedController {
     /// Its slot in the region.
     pub slot: u32,
-    /// What never changes.
     pub constants: ControllerConstants,
-    /// As its host knows it.
+    /// The state that its host knows.
     pub controller: Controller,
-    /// The namespace's size that the host was told last.
+    /// Namespace size last reported to the host.
     pub blocks: u64,
-    /// Its export's lane.
     pub lane: Option<ServedLane>,
-    /// Its queues, the admin queue first.
+    /// The admin queue first.
     pub queues: Vec<PlannedQueue>,
 }
 
-/// See the module's text.
 pub(super) struct Plan {
-    /// What goes on.
     pub controllers: Vec<PlannedController>,
-    /// Sockets, by their places, of which nothing was read.
+    /// Indexes of sockets from which nothing was read.
     pub handshakes: Vec<usize>,
-    /// Sockets that can't go on.
+    /// Sockets that cannot continue.
     pub closed: Vec<(usize, Closing)>,
-    /// What carried commands and orphans may still change.
+    /// Spans that recovered commands and orphans may still change.
     pub spans: Spans,
 }
 
-/// What is known of a queue.
 struct Looked {
     queue: u32,
     constants: Option<QueueConstants>,
@@ -72,7 +63,7 @@ struct Looked {
     fate: Result<(OldQueue, Converted), Closing>,
 }
 
-/// Decides. `sockets` are the numbers and counters of those that the daemon held.
+/// Makes the plan. `sockets`: numbers and counters of the sockets that the daemon held.
 pub(super) fn plan(
     region: &Region,
     memory: &(impl OldBytes + ?Sized),
@@ -101,7 +92,7 @@ pub(super) fn plan(
     for looked in all {
         match looked.constants {
             Some(constants) => of.entry(constants.controller).or_default().push(looked),
-            // Whose it was, nobody knows.
+            // Its owner is unknown.
             None => plan.spans.orphans(region, memory, looked.queue, None, None),
         }
     }
@@ -109,7 +100,7 @@ pub(super) fn plan(
         claimed.extend(queues.iter().filter_map(|q| q.socket));
         association(region, memory, slot, queues, lanes, now_ns, &mut plan);
     }
-    // Records that name one socket twice end it once.
+    // Damaged records may name one socket twice; it ends once.
     let queues = plan.controllers.iter().flat_map(|c| &c.queues);
     let mut fates: BTreeSet<usize> = queues.map(|q| q.socket).collect();
     plan.closed.retain(|(at, _)| fates.insert(*at));
@@ -121,7 +112,7 @@ pub(super) fn plan(
             _ if blamed == Some(Blamed::Newcomer { socket: *socket }) => {
                 plan.closed.push((at, Closing::Blamed));
             }
-            // Anything else was said to refuse it.
+            // Any other byte was sent to refuse it.
             Ok(facts) if facts.consumed == 0 && matches!(facts.accepted, 0 | IC_RESP_BYTES) => {
                 plan.handshakes.push(at);
             }
@@ -132,7 +123,7 @@ pub(super) fn plan(
     plan
 }
 
-/// Looks at one queue; `None` when it is nobody's.
+/// Converts one queue; `None` if it belongs to no association.
 fn look(
     region: &Region,
     memory: &(impl OldBytes + ?Sized),
@@ -155,9 +146,9 @@ fn look(
             Some(Ok(facts)) => convert(region, memory, queue, facts, blamed),
         },
         queue_use::LEAVING => Err(Closing::Leaving),
-        // It is a newcomer, of which nothing was read; or its constants are still its predecessor's.
+        // Nothing was read of this connection, or its constants are still its predecessor's.
         queue_use::MADE if !matches!(facts, Some(Ok(f)) if f.consumed > 0) => return None,
-        // A record is free only after its socket was shut down, or before anything was read.
+        // A record is freed only after the shutdown of its socket, or before anything is read.
         queue_use::FREE if !matches!(facts, Some(Ok(f)) if f.consumed > 0) => return None,
         _ => Err(Closing::Damaged),
     };
@@ -192,7 +183,7 @@ fn convert(
     Ok((old, converted))
 }
 
-/// Two queues of one socket, or of one number in one association, can't both be true.
+/// Queues that share a socket, or a number in one association, are damaged.
 fn one_queue_each(all: &mut [Looked]) {
     let (mut sockets, mut ids) = (BTreeMap::new(), BTreeMap::new());
     for at in 0..all.len() {
@@ -208,7 +199,6 @@ fn one_queue_each(all: &mut [Looked]) {
     }
 }
 
-/// Decides about an association.
 fn association(
     region: &Region,
     memory: &(impl OldBytes + ?Sized),
@@ -226,7 +216,7 @@ fn association(
         .and_then(|export| lanes.get(&ExportId(export)));
     let end = |plan: &mut Plan, queue: u32, qid: u16, socket: Option<usize>, why: Closing| {
         plan.closed.extend(socket.map(|at| (at, why)));
-        // Of an admin queue, nothing gets to a device.
+        // Admin commands never reach a device.
         if qid > 0 {
             let of = constants.as_ref();
             plan.spans.orphans(region, memory, queue, of, lane);
@@ -278,7 +268,7 @@ fn association(
     }
 }
 
-/// The controller, as it was when the last answer went out that its host will get.
+/// Restores the controller's state as of the last answer that its host gets.
 fn restore(
     region: &Region,
     slot: u32,
@@ -308,7 +298,7 @@ fn restore(
     let bytes: Vec<u8> = content.state.iter().flat_map(|w| w.to_le_bytes()).collect();
     let mut state = ControllerState::read_from_bytes(&bytes).map_err(|_| Closing::Damaged)?;
     event_requests(&mut state, &mut admin.converted);
-    // Its host is given all of the time again.
+    // The host gets the full keep-alive time again.
     state.keep_alive_from_ns = now_ns;
     state.io_queues = [0; 2];
     for queue in live {
@@ -328,8 +318,8 @@ fn restore(
     Ok((constants, controller, content.blocks))
 }
 
-/// An Asynchronous Event Request is kept when its slot says so and the controller has it; anything else
-/// is carried out again, or is over.
+/// An Asynchronous Event Request is kept if both its slot and the controller have it. Others begin
+/// again, or have ended.
 fn event_requests(state: &mut ControllerState, admin: &mut Converted) {
     let mut known = BTreeSet::new();
     for (command, next) in &mut admin.commands {
@@ -355,7 +345,7 @@ fn event_requests(state: &mut ControllerState, admin: &mut Converted) {
 }
 
 impl PlannedQueue {
-    /// The commands that begin again, or are answered for good.
+    /// Commands that begin again or get a final answer.
     pub(super) fn commands(&self) -> impl Iterator<Item = &(super::snapshot::OldCommand, Next)> {
         self.converted.commands.iter()
     }

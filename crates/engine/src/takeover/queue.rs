@@ -1,11 +1,11 @@
-//! What a queue has still to do.
+//! Finds the rest of a queue's work: a function without side effects, from its records and the
+//! kernel's counters of its socket.
 //!
-//! **Design.** One function without effects, from a queue's records and the kernel's counters for its
-//! socket: how far the stream is taken, which bytes are still to be taken, which answers are still to be
-//! sent, and what becomes of each command. It relies on the order in which the dead engine stored its
-//! words (`docs/src/takeover.md`), and on nothing else: what contradicts that order is damage.
+//! **Design.** The result: the stream position, unread bytes, unsent answers, and how each command
+//! continues. It relies only on the order of the dead engine's stores (`docs/src/takeover.md`); a
+//! contradiction is damage.
 //!
-//! **Not here:** controllers, and whose exports they are ([`super::plan`]).
+//! **Not here:** controllers and their exports ([`super::plan`]).
 
 use super::counters::SocketFacts;
 use super::items::{Sent, split};
@@ -23,29 +23,28 @@ use forebay_xlate::boundary::region::{
 
 const BEYOND: Damage = Damage("data beyond its buffer");
 
-/// A queue, converted.
 #[derive(Debug)]
 pub(super) struct Converted {
-    /// The position up to which PDUs are taken.
+    /// Stream position up to which PDUs are taken.
     pub taken: u64,
-    /// Commands taken.
+    /// Number of commands taken.
     pub number: u64,
-    /// The bytes received after that position.
+    /// Bytes received after that position.
     pub unread: Vec<u8>,
-    /// Bytes that are taken and still in the socket: its Connect's.
+    /// Bytes that are taken but still in the socket: those of the Connect.
     pub in_socket: u64,
-    /// The data that the position is within.
+    /// The data transfer that the position is in.
     pub data: Option<InData>,
-    /// What is sent of the items.
+    /// Which items are sent.
     pub sent: Sent,
-    /// The commands that are left, with what becomes of them, in the order of their numbers.
+    /// Unfinished commands, ordered by number.
     pub commands: Vec<(OldCommand, Next)>,
 }
 
-/// See the module's text. `blamed`: the command of this queue that the engine died of.
+/// Converts a queue. `blamed`: its command that killed the engine.
 ///
 /// # Errors
-/// What contradicts itself.
+/// The records contradict each other.
 pub(super) fn convert_queue(
     old: &OldQueue,
     memory: &(impl OldBytes + ?Sized),
@@ -119,9 +118,8 @@ pub(super) fn convert_queue(
     })
 }
 
-/// Which commands are answered.
 struct Answers {
-    /// By slot: 1 sent, 2 on its way.
+    /// By slot: 1 sent, 2 unsent.
     of: [u8; MAX_QUEUE_ENTRIES],
 }
 
@@ -139,7 +137,7 @@ impl Answers {
                 .ok_or(Damage("a command that is answered twice"))?;
             *of = if i < sent { 1 } else { 2 };
             let known = old.commands.iter().any(|c| c.slot == slot);
-            // The slot of one that is sent may be free already.
+            // The slot of a sent answer may be free already.
             if i >= sent && !known {
                 return Err(Damage("an answer to no command"));
             }
@@ -156,8 +154,8 @@ impl Answers {
     }
 }
 
-/// How far PDUs are taken, and commands counted. What belongs to the PDU at hand is stored before the
-/// position that makes it count, so at most one record is ahead of that.
+/// The stream position and the number of commands. A PDU's records are stored before the position
+/// that makes them valid, so at most one record is ahead.
 fn position(old: &OldQueue, commands: &[OldCommand], published: u64) -> Result<(u64, u64), Damage> {
     let (mut taken, mut number) = (old.taken, old.number);
     for pair in commands.windows(2) {
@@ -176,7 +174,7 @@ fn position(old: &OldQueue, commands: &[OldCommand], published: u64) -> Result<(
         }
     }
     let odd = old.odd;
-    // Its answer is on its way: it is taken. Otherwise it is taken, and answered, again.
+    // If its answer is on its way, it is taken; otherwise it is taken and answered again.
     if odd.taken > old.taken && odd.tx <= published {
         ahead += 1;
         taken = taken.max(odd.taken);
@@ -188,8 +186,8 @@ fn position(old: &OldQueue, commands: &[OldCommand], published: u64) -> Result<(
     Ok((taken, number))
 }
 
-/// The stream stopped within a PDU's data, or after its last byte but before that was noted. Moves
-/// `taken` over what went past the receive buffer; gives the data if more of it is to come.
+/// The stream stopped within a PDU's data, or after its last byte but before the record of that.
+/// Moves `taken` over bytes that bypassed the receive buffer. Returns the data if more is to come.
 fn within(
     old: &OldQueue,
     command: &mut OldCommand,
@@ -204,7 +202,7 @@ fn within(
         .filter(|len| *len <= u64::from(u32::MAX))
         .ok_or(Damage("the length of a PDU's data"))?;
     if !command.is_asked() || answered {
-        // All of the command's data is there.
+        // All of the command's data has come.
         *taken = data.end;
         return Ok(None);
     }
@@ -216,7 +214,7 @@ fn within(
         .up_to(data.offset_bytes, data.offset_bytes + len as u32)
         .ok_or(BEYOND)?;
     let end = data.begin + len;
-    // Read right into the buffer: what was received behind it begins where it ends.
+    // Read straight into the buffer: the bytes received after it begin where it ends.
     if let Some(received) = old.received
         && received.at > *taken
         && received.at <= end
@@ -225,12 +223,12 @@ fn within(
         *taken = received.at.min(consumed).max(*taken);
     }
     if *taken == data.end {
-        // Its last byte came, which was not noted: the next look must not take it for yet to come.
+        // The last byte came but was not recorded: do not wait for it.
         command.asked = all;
         return Ok(None);
     }
     let placed = (*taken).min(end) - data.begin;
-    // Counted only in whole PDUs: this one is not.
+    // Only whole PDUs count, and this one is not.
     command.asked = (command.asked.up_to(data.offset_bytes, data.offset_bytes)).ok_or(BEYOND)?;
     debug_assert!(placed <= len);
     Ok(Some(data))
@@ -241,22 +239,22 @@ fn settle_asked(command: &mut OldCommand, published: u64) {
     let complete = (command.buffer).is_some_and(|b| command.asked.bytes() == b.len_bytes);
     let AskedAt { at, r2ts } = command.asked_at;
     if at > published && r2ts == 1 {
-        // The question never went out: it is asked again.
+        // The R2T was never sent: it is sent again.
         command.state = command.state.with_stage(CommandStage::Taken);
         command.buffer = None;
     } else if at > published {
-        // Those before it did: each was published before the next.
+        // The earlier ones were sent: each was published before the next.
         command.asked_at = AskedAt {
             at: published,
             r2ts: r2ts - 1,
         };
     } else if complete {
-        // That is noted after the stream's position.
+        // Completion is recorded only after the stream's position.
         command.state = command.state.with_stage(CommandStage::Taken);
     }
 }
 
-/// Whether some of a command's data is still to come, and no more of it came than its R2Ts asked for.
+/// Whether data of a command is still to come, and no more came than its R2Ts asked for.
 fn lacks_data(asked: Asked, r2ts: u8, room_bytes: u32) -> bool {
     if let Asked::Parts(dwords) = asked {
         let mut left = room_bytes;
@@ -274,7 +272,6 @@ fn lacks_data(asked: Asked, r2ts: u8, room_bytes: u32) -> bool {
     asked.bytes() < room_bytes
 }
 
-/// What becomes of a command.
 fn next(command: &OldCommand, answered: bool) -> Result<Next, Damage> {
     if answered {
         return Ok(Next::Answered);
@@ -282,7 +279,7 @@ fn next(command: &OldCommand, answered: bool) -> Result<Next, Damage> {
     let poisoned = command.state.attempts() >= MAX_ATTEMPTS;
     Ok(match command.state.stage() {
         Some(CommandStage::Kept) => Next::Kept,
-        // Nothing but its data may come: it can't be ended before that.
+        // It cannot be ended before its data has come.
         Some(CommandStage::Asked | CommandStage::AskedInParts) if poisoned => {
             return Err(Damage("data that kills"));
         }
@@ -306,7 +303,7 @@ fn next(command: &OldCommand, answered: bool) -> Result<Next, Damage> {
     })
 }
 
-/// What has passed its compare is the second of a pair, whose first is answered together with it.
+/// A passed command is the second of a pair; both are answered together.
 fn pairs(commands: &[(OldCommand, Next)]) -> Result<(), Damage> {
     let half = |(command, next): &(OldCommand, Next), fuse, number| {
         command.sqe.fuse() == fuse && command.number == number && *next != Next::Answered
@@ -326,7 +323,7 @@ fn pairs(commands: &[(OldCommand, Next)]) -> Result<(), Damage> {
     Ok(())
 }
 
-/// Where a dead engine may still be at it.
+/// Devices where a dead engine may still work on a command.
 pub(super) fn devices(command: &OldCommand) -> Devices {
     match (command.state.submitted_ever(), command.state.device()) {
         (false, _) => Devices::None,

@@ -1,12 +1,12 @@
-//! Where a dead engine's writes may still land.
+//! Byte ranges where a dead engine's writes may still land.
 //!
-//! **Design.** A command that goes on carries its ranges with it, so that what overlaps it and is younger
-//! waits. A command that ends with its connection leaves them behind, until the fence of the devices that
-//! it was given to: nobody does it again, but its bytes may come. Where its record is too damaged to
-//! say which, it is the whole volume; where not even the volume is known, every volume. What nobody does
-//! again is told to every reactor, also for a volume that is not served: it may be, before the fence.
+//! **Design.** A command that continues brings its ranges, so that younger overlapping commands
+//! wait. A command that ends with its connection leaves its ranges until its devices' fences,
+//! because its writes may still land. A damaged record stands for the whole volume, an unknown
+//! volume for all volumes. Ranges without a command go to every reactor, because their volume may
+//! be exported anywhere before the fence.
 //!
-//! **Not here:** how they are waited for ([`crate::recovery`]).
+//! **Not here:** the wait itself ([`crate::recovery`]).
 
 use super::plan::PlannedQueue;
 use super::queue::devices;
@@ -21,9 +21,9 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// A span, and what it is sorted by.
+/// A span with its sort key.
 struct Aged {
-    /// Whose command it is. What nobody does again is every reactor's: its volume may be exported anew
+    /// The command's reactor. `None`: every reactor, since the volume may be exported anew
     /// elsewhere before the fence.
     reactor: Option<usize>,
     turn: FusedTurn,
@@ -33,8 +33,8 @@ struct Aged {
     span: CarriedSpan,
 }
 
-/// Where a fused pair has passed its compare: what overlaps it and had begun was over when it compared; what had not
-/// begun, or compares too, comes after it.
+/// Order around a fused pair that has passed its compare. Overlapping commands that had begun ended
+/// before the compare; those that had not begun, or also compare, come later.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum FusedTurn {
     Begun,
@@ -42,17 +42,15 @@ enum FusedTurn {
     Later,
 }
 
-/// See the module's text.
 pub(super) struct Spans {
     all: Vec<Aged>,
-    /// Volumes that may still change anywhere. One span says it, however much is damaged.
+    /// Volumes of which any byte may still change; one span each suffices.
     whole: BTreeSet<VolumeId>,
     lanes: Vec<ServedLane>,
-    /// Not even the volume is known: nothing is served before the fences have passed.
+    /// Even the volume is unknown: nothing is served before the fences.
     pub after_fence: bool,
 }
 
-/// What a command does to its volume.
 struct Touched {
     ranges: Vec<Range<u64>>,
     write: bool,
@@ -62,16 +60,15 @@ struct Touched {
 
 /// Where a queue was served.
 enum Served<'a> {
-    /// There still.
+    /// It is still served.
     Here(&'a ServedLane),
-    /// Its export is not served any more, or not yet again.
+    /// Its export is not served now.
     Of(VolumeId),
-    /// Its records don't say.
+    /// Its records do not tell.
     Unknown,
 }
 
 impl Spans {
-    /// None, for an engine with these lanes.
     pub(super) fn new(lanes: &ServedLanes) -> Self {
         Self {
             all: Vec::new(),
@@ -81,7 +78,7 @@ impl Spans {
         }
     }
 
-    /// What each reactor is to be told, the oldest first.
+    /// Each reactor's spans, oldest first.
     pub(super) fn by_reactor(mut self, reactors: usize) -> Vec<Vec<CarriedSpan>> {
         let passed = self.all.iter().any(|a| a.turn == FusedTurn::Passed);
         let turn = |a: &Aged| if passed { a.turn } else { FusedTurn::Begun };
@@ -104,7 +101,7 @@ impl Spans {
         by_reactor
     }
 
-    /// All of a volume may still change, by any device.
+    /// Any byte of a volume may still change, by any device.
     fn everything(&mut self, volume: VolumeId) {
         if !self.whole.insert(volume) {
             return;
@@ -125,7 +122,7 @@ impl Spans {
         });
     }
 
-    /// All of every volume that is, or was, served.
+    /// The same for every volume that is or was served.
     fn everywhere(&mut self, region: &Region) {
         let here = self.lanes.iter().map(|lane| lane.volume.config.volume);
         let there = (region.lanes().iter())
@@ -137,7 +134,7 @@ impl Spans {
         }
     }
 
-    /// A queue doesn't go on after all.
+    /// A queue does not continue after all.
     pub(super) fn disown(&mut self, queue: u32) {
         for aged in &mut self.all {
             if aged.span.command.is_some_and(|c| c.queue() == Some(queue)) {
@@ -147,7 +144,7 @@ impl Spans {
         }
     }
 
-    /// Those of a queue that goes on.
+    /// Adds the spans of a queue that continues.
     pub(super) fn carry(
         &mut self,
         memory: &(impl OldBytes + ?Sized),
@@ -163,7 +160,7 @@ impl Spans {
         for (command, next) in queue.commands() {
             let first = before.replace((command, next));
             let (again, devices) = match next {
-                // With its second, or never.
+                // The second of the pair brings it, or it never begins.
                 Next::Begin { .. } if command.sqe.fuse() == FUSE_FIRST => continue,
                 Next::Begin { fenced } | Next::Passed { fenced } => (true, *fenced),
                 Next::Poisoned => (false, devices(command)),
@@ -171,15 +168,15 @@ impl Spans {
             };
             let touched = match touched(command, memory, lane) {
                 Some(touched) => touched,
-                // It made sense once.
+                // It was submitted, so its record was sound once.
                 None if command.state.submitted_ever() => {
                     self.everything(volume);
                     continue;
                 }
-                // One that makes no sense is answered so, and touches nothing.
+                // An invalid command gets an error and touches nothing.
                 None => continue,
             };
-            // Whose data is yet to be asked for may never begin.
+            // A command without its data may never begin.
             let begins = again
                 && (command.buffer.is_some() || !touched.from_host)
                 && (command.sqe.fuse() != FUSE_SECOND || first.is_some_and(has_data));
@@ -211,8 +208,8 @@ impl Spans {
         }
     }
 
-    /// Those of a queue that doesn't. `of` is its controller, as far as that is known, and `lane` its
-    /// export's if that is served.
+    /// Adds the spans of a queue that ends. `of`: its controller, if known; `lane`: its export's
+    /// lane, if served.
     pub(super) fn orphans(
         &mut self,
         region: &Region,
@@ -222,7 +219,7 @@ impl Spans {
         lane: Option<&ServedLane>,
     ) {
         let served = match (of, lane) {
-            // Discovery: nothing gets to a device.
+            // Discovery: no command reaches a device.
             (Some(of), _) if of.export.is_none() => return,
             (_, Some(lane)) => Served::Here(lane),
             (Some(of), None) => volume_of(region, of).map_or(Served::Unknown, Served::Of),
@@ -239,7 +236,8 @@ impl Spans {
                 Served::Here(lane) => lane,
                 Served::Of(volume) => return self.everything(volume),
                 Served::Unknown => {
-                    // With a sound controller, the lane it names was another's: it may be any volume.
+                    // With a sound controller record, the lane belongs to another export now: it
+                    // may be any volume.
                     self.after_fence |= of.is_some();
                     return self.everywhere(region);
                 }
@@ -272,20 +270,20 @@ impl Spans {
     }
 }
 
-/// The volume that a controller's export was of. Its lane's slot is nobody else's while commands of it
-/// are in flight.
+/// The volume of a controller's export. Its lane's slot is not reused while its commands are in
+/// flight.
 fn volume_of(region: &Region, of: &ControllerConstants) -> Option<VolumeId> {
     let lane = region.lanes().get(of.lane? as usize)?;
     let export = lane.export.load(Relaxed).checked_sub(1);
     (export == of.export).then(|| VolumeId(lane.volume.load(Relaxed)))
 }
 
-/// Whether the first of a pair has the data that it waits for.
+/// Whether the first of a pair has its data.
 fn has_data((first, next): (&OldCommand, &Next)) -> bool {
     matches!(next, Next::Begin { .. }) && first.buffer.is_some()
 }
 
-/// What a command touches; `None` if it makes no sense for this volume.
+/// The ranges of a command; `None` if it is invalid for this volume.
 fn touched(
     command: &OldCommand,
     memory: &(impl OldBytes + ?Sized),

@@ -1,5 +1,5 @@
-//! Costs of a device that are wrong. Time passes by the test's own clock; the device's operations end at once in truth, and are
-//! told to the core when a device would have ended them that takes one after the other.
+//! A device whose calibrated costs are wrong. The test sets the clock. Operations end at once in
+//! reality; the core sees their ends as if the device did one after the other.
 
 use super::admit::{QUIET, quiet_lane};
 use super::*;
@@ -14,9 +14,9 @@ use forebay_xlate::boundary::message::NodeCapacity;
 
 const WINDOW_NS: u64 = 1_000_000;
 const STEP_NS: u64 = 50_000;
-/// What an operation takes at least, however idle the device is.
+/// Shortest time of an operation, even on an idle device.
 const LEAST_NS: u64 = 80_000;
-/// What the device is said to take for 4 KiB, and of that for each byte.
+/// Calibrated time for 4 KiB, and its part for each byte.
 const SAID_NS: f64 = 20_000.0;
 const BYTE_NS: f64 = 0.8;
 const SMALL: u32 = 4096;
@@ -26,24 +26,25 @@ const WARM: u64 = 200;
 /// A volume on another device, of a third tenant.
 const OTHER: VolumeId = VolumeId(11);
 
-/// A noisy lane (3) and a quiet one (4) before one device; and one (5) before another, which has nothing to do at first.
+/// A noisy lane (3) and a quiet one (4) on one device, and lane 5 on another, idle at first.
 struct Rig {
     b: Bench,
     now_ns: u64,
-    /// So many steps were made: the quiet lane's reads come at any of a window's, but the same in each run.
+    /// Steps made: they place the quiet lane's reads anywhere in a window, the same in each run.
     step: u64,
-    /// What each device takes, of what is said.
+    /// Each device's true time, as a factor of the calibrated time.
     truth: [f64; 2],
     free_ns: [f64; 2],
-    /// At each device: when it ends, which slice, with what.
+    /// For each device: end time, slice, result.
     there: [VecDeque<(u64, usize, i32)>; 2],
-    /// So many reads of the other device are in hand, and another one begins after so many steps at the earliest.
+    /// Reads of the other device in flight; a new one begins after `other_every` steps at the
+    /// earliest.
     other_depth: u64,
     other_every: u64,
     other: u64,
     sent: usize,
     asked_ns: Vec<u64>,
-    /// Of the quiet lane: how many ended, and how long they took together.
+    /// Quiet lane: number of ended reads, and their total time.
     quiet: (u64, u64),
     noisy: u64,
 }
@@ -108,13 +109,12 @@ fn rig(params: Params, noisy: &Budget, truth: f64) -> Rig {
         quiet: (0, 0),
         noisy: 0,
     };
-    // Alone, before anybody bursts.
+    // Alone, before any burst.
     rig.runs(5, 0, &[SMALL]);
     rig
 }
 
 impl Rig {
-    /// False: there is no room for it yet.
     fn read(&mut self, lane: u32, len_bytes: u32) -> bool {
         let slot = self.asked_ns.len();
         let new = NewIo {
@@ -140,7 +140,6 @@ impl Rig {
         self.asked_ns.len() > slot
     }
 
-    /// What was submitted is at the device now.
     fn submitted(&mut self) {
         let mut new = Vec::new();
         for _ in crate::patience::patiently() {
@@ -160,7 +159,6 @@ impl Rig {
         let mut new: Vec<(usize, i32)> = (new.iter())
             .map(|c| ((c.user_data & 0xffff_ffff) as usize, c.result))
             .collect();
-        // In the order of their commands.
         new.sort_by_key(|(at, _)| {
             let slice = self.b.core.slices.get(*at).unwrap();
             self.b.core.slab[slice.io as usize].owner.conn
@@ -176,7 +174,8 @@ impl Rig {
         }
     }
 
-    /// So many windows, in which the noisy lane has so many reads of these sizes in hand, and the quiet one, now and then, a small one.
+    /// Runs windows with `depth` noisy reads of these sizes in flight, and sometimes a small quiet
+    /// one.
     fn runs(&mut self, windows: u64, depth: u64, sizes: &[u32]) {
         for _ in 0..windows * WINDOW_NS / STEP_NS {
             self.now_ns += STEP_NS;
@@ -226,7 +225,8 @@ impl Rig {
         cell.load(Relaxed) as f64 / 1000.0
     }
 
-    /// After corrections have settled: reads of the noisy lane in a window, and the quiet one's mean time, us.
+    /// After corrections have settled: reads of the noisy lane per window, and the quiet lane's
+    /// mean time, us.
     fn settled(&mut self, depth: u64, sizes: &[u32]) -> (f64, f64) {
         self.runs(WARM, depth, sizes);
         (self.noisy, self.quiet) = (0, (0, 0));
@@ -256,7 +256,7 @@ fn a_device_slower_than_its_cost_is_charged_more_and_a_victim_feels_little() {
         rig.correction()
     );
     assert!(us < 0.4 * without_us, "{us} us, {without_us} uncorrected");
-    // It can do 16 in a window, of which the quiet one has a few.
+    // It can do 16 in a window, a few of them for the quiet lane.
     assert!(noisy > 8.0, "{noisy}");
 }
 
@@ -273,7 +273,7 @@ fn a_device_faster_than_its_cost_is_charged_less() {
 
 #[test]
 fn who_is_over_budget_or_reads_much_at_once_makes_no_device_slow() {
-    // A long queue before its budget, of 10 in a window.
+    // A long queue for a budget of 10 per window.
     let mut over = rig(Params::default(), &metered(10_000, 10_000), 1.0);
     over.settled(200, &[SMALL]);
     assert!(
@@ -291,7 +291,7 @@ fn who_is_over_budget_or_reads_much_at_once_makes_no_device_slow() {
         "{}",
         over.correction()
     );
-    // As long as is said, which for a large one is long; and small ones between.
+    // Large operations take long, as calibrated, with small ones between.
     for sizes in [&[512 << 10][..], &[SMALL, 512 << 10]] {
         let mut large = rig(Params::default(), &metered(1_000, 1_000_000), 1.0);
         large.settled(4, sizes);
@@ -303,7 +303,7 @@ fn who_is_over_budget_or_reads_much_at_once_makes_no_device_slow() {
     }
 }
 
-/// The other device had quiet moments too: it is known what it takes.
+/// The other device had quiet moments too, so its time is known.
 fn both_known(params: Params, noisy: &Budget, truth: f64) -> Rig {
     let mut rig = rig(params, noisy, truth);
     rig.other_depth = 1;
@@ -313,20 +313,20 @@ fn both_known(params: Params, noisy: &Budget, truth: f64) -> Rig {
 
 #[test]
 fn a_device_that_is_slow_or_hangs_costs_nobody_on_another_what_they_had() {
-    // Costs are right; or too high, which was found out.
+    // Costs are right, or too high and corrected.
     for truth in [1.0, 0.4] {
         let noisy = metered(30_000, 1_000_000);
         let (had, had_us) = rig(Params::default(), &noisy, truth).settled(64, &[SMALL]);
         let mut rig = both_known(Params::default(), &noisy, truth);
         rig.other_depth = 0;
         rig.runs(WARM, 64, &[SMALL]);
-        // It is slow, and has a queue; and then it ends nothing any more.
+        // It is slow and has a queue; then it hangs.
         rig.other_depth = 8;
         for other in [100.0, 1e9] {
             rig.truth[1] = other;
             let (noisy, us) = rig.settled(64, &[SMALL]);
             let at = format!("{truth}, {other}: {}", rig.correction());
-            // The third tenant is at work now: its base is set aside for it.
+            // The third tenant is active now: its base is set aside.
             assert!(noisy > 0.87 * had, "{at}: {noisy} of {had}");
             assert!(us < 1.3 * had_us + 50.0, "{at}: {us} us of {had_us}");
         }
@@ -341,7 +341,7 @@ fn costs_are_dear_while_all_devices_are_slow_and_not_for_what_hangs_elsewhere() 
     (rig.truth[1], rig.other_depth) = (30.0, 8);
     rig.runs(WARM, 64, &[SMALL]);
     assert!(rig.correction() > 2.0, "{}", rig.correction());
-    // Not so many at once that they wait for each other.
+    // Few enough not to wait for each other.
     rig.truth = [1.0, 1e9];
     rig.runs(WARM, 4, &[SMALL]);
     assert!(rig.correction() < 1.2, "{}", rig.correction());

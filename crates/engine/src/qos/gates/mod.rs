@@ -1,10 +1,10 @@
-//! The admission of a reactor's lanes, and the queues behind it.
+//! Admission of a reactor's lanes, and the queues of waiting commands.
 //!
-//! **Design.** A command that its lane's quantum and allocation cover is charged and begins ([`Admission::admit`]).
-//! Another waits in its lane's queue, linked through the slab, and the lane stands in one of three lists: asked each
-//! turn, waiting for a quantum, waiting for the window's end. Nothing is allocated after the start.
-//! **Not here:** quanta and turns ([`turns`]), the tenants of lanes ([`tenants`]), what is given to whom
-//! (`forebay_qos`).
+//! **Design.** A command that its lane's quantum and allocation cover is charged and begins
+//! ([`Admission::admit`]). Otherwise it waits in its lane's queue, linked through the slab. The
+//! lane is then in one of three lists: asked each turn, waiting for a quantum, waiting for the
+//! window's end. Nothing is allocated after the start. **Not here:** quanta and turns ([`turns`]),
+//! the lanes' tenants ([`tenants`]), allocations (`forebay_qos`).
 
 mod records;
 mod tenants;
@@ -30,7 +30,7 @@ use std::sync::Arc;
 pub(crate) use turns::ALONE_WINDOWS;
 pub(crate) use turns::TURN_NS;
 
-/// A lane with this many waiting commands takes no more from its VM's rings.
+/// With this many waiting commands, a lane takes no more from its VM's rings.
 const ENOUGH: u32 = 8;
 
 /// Admission of commands on one reactor.
@@ -47,16 +47,16 @@ pub struct Admission {
     queue: VecDeque<u32>,
     refused: Vec<u32>,
     pub(crate) ends_ns: u64,
-    /// When the reactor last woke while nobody waited.
+    /// When the reactor last woke with no waiting command.
     pub(super) woke_ns: u64,
     turn: u32,
     /// Quanta left in this turn for lanes above their base.
     quanta: usize,
     /// A lane used up its quantum and may have more for the next turn.
     pub(super) again: bool,
-    /// A lane waited, or was above its base in the last window.
+    /// A lane waited, or was above its base, in the last window.
     pub(super) contended: bool,
-    /// A lane that does not burst asked in this turn.
+    /// A lane within its base asked in this turn.
     calm: bool,
     /// Some lane may have to leave commands in its rings; true while any command waits.
     pub(super) stops: bool,
@@ -66,20 +66,19 @@ pub struct Admission {
     windows: u32,
     units: Box<[Unit]>,
     record_at: usize,
-    /// Tenant records are out of date: the next idle turn writes them all.
+    /// Tenant records are stale: the next idle turn writes them all.
     stale: bool,
     lane_at: usize,
     lanes: usize,
 }
 
-/// Admission state of a lane.
 #[derive(Clone, Debug)]
 struct Gate {
     /// [`FREE`] and [`WAITS`] keep a command off the fast path.
     closer: u8,
     frontend: Transport,
     place: LaneList,
-    /// A waiting command of it began since the lane was last refused.
+    /// One of its waiting commands began since it was last refused.
     began: bool,
     bursts: bool,
     turn: u32,
@@ -89,7 +88,7 @@ struct Gate {
     first: u32,
     last: u32,
     count: u32,
-    /// Begin of its wait for budget, or 0; `over_ns` sums the earlier waits.
+    /// Start of its wait for budget, or 0; `over_ns` sums the earlier waits.
     refused_ns: u64,
     over_ns: u64,
 }
@@ -175,8 +174,8 @@ enum Verdict {
 }
 
 impl Admission {
-    /// For one reactor, which has `per_second` of each resource. The first window ends with the first turn.
-    /// Errors: a parameter that is out of its range.
+    /// Admission for a reactor with `per_second` of each resource. The first window ends with the
+    /// first turn.
     pub fn new(
         params: Params,
         per_second: &[f64; SHARED],
@@ -211,7 +210,7 @@ impl Admission {
         })
     }
 
-    /// Whether a command may begin; if so, it is charged.
+    /// Charges a command and returns true if it may begin.
     #[inline(always)]
     pub(crate) fn admit(&mut self, lane: LaneIndex, operation: Operation, len_bytes: u32) -> bool {
         let at = lane.0 as usize % MAX_LANES;
@@ -265,7 +264,8 @@ impl Admission {
         gate.count < ENOUGH && (gate.closer & FREE != 0 || self.has_quantum(at))
     }
 
-    /// Whether a command that ended without beginning may be answered now. It costs quantum, and an operation as debt.
+    /// Whether a command that ended without beginning may be answered now. It costs quantum, and
+    /// one operation as debt.
     #[cold]
     #[inline(never)]
     pub(super) fn may_answer(&mut self, lane: LaneIndex) -> bool {
@@ -290,7 +290,7 @@ impl Admission {
         true
     }
 
-    /// Commands of a lane that wait for a quantum, with the one that begins now.
+    /// Commands of a lane that wait for a quantum, plus the one that begins now.
     pub(crate) fn waits_for_processor(&self, lane: LaneIndex) -> u32 {
         let gate = &self.gates[lane.0 as usize % MAX_LANES];
         match gate.place {
@@ -308,7 +308,6 @@ impl Admission {
         (self.scheduler).may_hold(self.gates[lane.0 as usize % MAX_LANES].unit)
     }
 
-    /// Whether a lane above its base has commands that wait for a quantum.
     pub(super) fn waits_for_turns(&self, lane: LaneIndex) -> bool {
         let gate = &self.gates[lane.0 as usize % MAX_LANES];
         gate.bursts && gate.count > 0 && matches!(gate.place, LaneList::Ready | LaneList::Queue)
@@ -342,7 +341,7 @@ impl Admission {
         gate.closer |= WAITS;
         self.stops = true;
         if is_first && gate.place == LaneList::Nowhere {
-            // It used up its quantum, or its budget refused it.
+            // Either its quantum is used up, or its budget refused it.
             if gate.turn == self.turn && gate.quantum_ns <= 0 {
                 gate.place = LaneList::Ready;
                 self.ready.push_back(at as u32);
@@ -354,7 +353,7 @@ impl Admission {
         }
     }
 
-    /// The next waiting command to begin in this turn; only of `of_lane`, if given.
+    /// The next waiting command to begin in this turn, optionally only of `of_lane`.
     pub(crate) fn next(
         &mut self,
         of_lane: Option<LaneIndex>,
@@ -419,7 +418,8 @@ impl Admission {
         Verdict::Begin(index)
     }
 
-    /// The first waiting command of a lane, to begin as debt; `None` if a second's worth is owed already.
+    /// The first waiting command of a lane, to begin as debt; `None` if the debt is already a
+    /// second's worth.
     pub(crate) fn take_owing(&mut self, lane: LaneIndex, ios: &mut [Io]) -> Option<u32> {
         let at = lane.0 as usize % MAX_LANES;
         let gate = &mut self.gates[at];
@@ -466,7 +466,7 @@ impl Admission {
         }
     }
 
-    /// Time that a lane has waited for its budget so far, without its waits for turns.
+    /// Time that a lane has waited for its budget, without waits for turns.
     pub(super) fn over_ns(&self, lane: LaneIndex, now_ns: u64) -> u64 {
         self.gates[lane.0 as usize % MAX_LANES].over_ns(now_ns)
     }
@@ -485,7 +485,7 @@ impl Admission {
         ns
     }
 
-    /// Continues the lanes' waiting times of `other`.
+    /// Takes over the lanes' waiting times from `other`.
     pub(crate) fn go_on_counting(&mut self, other: &Self, now_ns: u64) {
         for (gate, other) in self.gates.iter_mut().zip(other.gates.iter()) {
             gate.over_ns = other.over_ns(now_ns);
