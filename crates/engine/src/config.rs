@@ -1,7 +1,6 @@
-//! Starting an engine: as a process (`forebay engine`) or inside a test.
-//!
-//! **Design.** [`Engine::start`] checks the kernel, makes the state region, the reactors and the
-//! control thread, and returns; [`Engine::join`] waits for the end. **Not here:** the command line.
+//! Starts an engine, as a process (`forebay engine`) or inside a test. [`Engine::start`] makes the
+//! state region, the reactors and the control thread; [`Engine::join`] waits for the end. **Not
+//! here:** the command line.
 
 use crate::bell::ControlBell;
 use crate::control::Control;
@@ -24,20 +23,20 @@ use std::path::PathBuf;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
-/// What an engine is told at its start; the rest comes from the daemon.
+/// Start parameters; the daemon sends the rest.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
-    /// Where it listens for the daemon.
+    /// Path of the socket for the daemon.
     pub socket: PathBuf,
     /// Its generation: larger than any before on these devices.
     pub generation: u64,
-    /// The state region's file; none: a nameless one (tests).
+    /// The state region's file; `None`: an anonymous file (tests).
     pub region: Option<PathBuf>,
-    /// How many reactors.
+    /// Number of reactors.
     pub reactors: usize,
-    /// The processors to pin them to, in turn; empty: not pinned.
+    /// CPUs to pin them to, round-robin; empty: not pinned.
     pub cpus: Vec<usize>,
-    /// End when no daemon has configured anything for this long after the start, in seconds.
+    /// Seconds after which an engine that no daemon has configured ends.
     pub orphan_limit_s: u64,
 }
 
@@ -47,15 +46,15 @@ pub enum EngineError {
     /// The kernel is too old or forbids io_uring.
     #[error(transparent)]
     Ring(#[from] forebay_device::ring::RingError),
-    /// The system refused something.
+    /// A system call failed.
     #[error("{what}: {source}")]
     System {
-        /// What was tried.
+        /// Operation.
         what: String,
-        /// Why it failed.
+        /// Cause.
         source: io::Error,
     },
-    /// A setting makes no sense.
+    /// A parameter is invalid.
     #[error("{0}")]
     Config(String),
 }
@@ -73,7 +72,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Starts one. When this returns, it listens for its daemon.
+    /// Starts an engine, which then listens for its daemon.
     ///
     /// # Errors
     /// See [`EngineError`].
@@ -81,7 +80,7 @@ impl Engine {
         Self::start_with(config, None)
     }
 
-    /// The same with its first conversation begun already.
+    /// Starts an engine that already has a channel to its daemon.
     ///
     /// # Errors
     /// See [`EngineError`].
@@ -99,7 +98,7 @@ impl Engine {
         let region = make_region(&config)?;
         let memory = Memory::create().map_err(system("making the engine's memory"))?;
         if channel.is_some() {
-            // A process of its own: whatever crashes in it is this engine.
+            // A process of its own: any crash in it is this engine's.
             crate::crash::record_in(&region).map_err(system("watching for crashes"))?;
         }
         let bell = ControlBell::new().map_err(system("making an eventfd"))?;
@@ -119,7 +118,7 @@ impl Engine {
                 start_reactor(NewReactor {
                     number,
                     cpu: (!config.cpus.is_empty()).then(|| config.cpus[number % config.cpus.len()]),
-                    // Before any reactor has a processor of its own: threads have that of who starts them.
+                    // Read before any reactor is pinned: threads inherit the affinity.
                     everywhere: rustix::thread::sched_getaffinity(None).ok(),
                     region: region.clone(),
                     memory,
@@ -145,7 +144,7 @@ impl Engine {
         Ok(Engine { control, reactors })
     }
 
-    /// Waits until the daemon has told it to stop and all threads have ended.
+    /// Waits until all threads have ended.
     pub fn join(self) {
         let _ = self.control.join();
         for reactor in self.reactors {
@@ -154,7 +153,6 @@ impl Engine {
     }
 }
 
-/// The state region that this engine writes.
 fn make_region(config: &EngineConfig) -> Result<Arc<Region>, EngineError> {
     let region = match &config.region {
         Some(path) => Region::create(path, config.generation).map_err(system(format!(
@@ -172,12 +170,12 @@ fn make_region(config: &EngineConfig) -> Result<Arc<Region>, EngineError> {
     Ok(Arc::new(region))
 }
 
-/// What a reactor is made of, on its own thread.
+/// Parts of a reactor, moved to its thread.
 struct NewReactor {
     number: usize,
-    /// Its processor; `None`: any.
+    /// Its CPU; `None`: any.
     cpu: Option<usize>,
-    /// The processors of the whole process.
+    /// The affinity of the whole process.
     everywhere: Option<CpuSet>,
     region: Arc<Region>,
     memory: &'static Memory,
@@ -213,10 +211,9 @@ fn start_reactor(new: NewReactor) -> Result<JoinHandle<()>, EngineError> {
 }
 
 impl NewReactor {
-    /// Makes it, on the thread that will run it.
     fn make(self) -> Result<Reactor, EngineError> {
         let Self { number, region, .. } = self;
-        // An engine on other CPUs is better than none. The daemon warns of it, and tries again.
+        // An engine on other CPUs is better than none. The daemon warns and retries.
         let cpu = self.cpu.filter(|cpu| {
             let pinned = pin(*cpu);
             if let Err(error) = &pinned {
@@ -226,7 +223,7 @@ impl NewReactor {
         });
         // The ring belongs to the thread that uses it.
         let options = RingOptions {
-            // More than one device that hangs can occupy.
+            // More than one hung device can occupy.
             iowq_bounded: 16,
             iowq_cpus: cpu.into_iter().collect(),
             ..RingOptions::default()

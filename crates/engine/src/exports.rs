@@ -1,8 +1,8 @@
-//! The exports, as those who look names up need them: the listener, and discovery controllers.
+//! The exports, for lookups by the listener and discovery controllers.
 //!
-//! **Design.** A snapshot behind a mutex, replaced by the control thread and cloned (one reference
-//! count) by readers on admin paths only. What one host may see is looked up once for each change,
-//! however many of its controllers ask. **Not here:** lanes, which hold the same configuration.
+//! **Design.** A snapshot behind a mutex: the control thread replaces it, and admin paths clone it
+//! (one reference count). A host's subsystem list is made once after each change. **Not here:**
+//! lanes, which hold the same configuration.
 
 use forebay_nvme::Nqn;
 use forebay_nvme::controller::Ana;
@@ -12,37 +12,34 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
-/// An export and where it is served.
 #[derive(Clone, Debug)]
 pub(crate) struct Served {
-    /// Its configuration.
     pub config: Arc<ExportConfig>,
-    /// The reactor that serves it.
     pub reactor: usize,
 }
 
 impl Served {
-    /// Whether a host may connect by the network.
+    /// Whether a host may connect over the network.
     pub(crate) fn allows(&self, host_nqn: &str) -> bool {
         !self.config.frontend.is_machine()
             && (self.config.any_host || self.config.hosts.contains(host_nqn))
     }
 }
 
-/// A port of all subsystems: an address that is, or will be, listened on.
+/// A port of all subsystems; it may not be open yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Port {
-    /// The address; one that is a wildcard is every address with this TCP port.
+    /// Address; a wildcard is every address with this TCP port.
     pub address: SocketAddr,
     /// Port Identifier.
     pub id: u16,
-    /// How well namespaces are reached through it.
+    /// ANA state of the namespaces through this port.
     pub ana: Ana,
 }
 
-/// The port that a connection came in by: the one of its address here, else a wildcard of its TCP port.
+/// The port of a connection: the one with its local address, else a wildcard with its TCP port.
 pub(crate) fn port_of(ports: &[Port], local: SocketAddr) -> Option<&Port> {
-    // Without what only this machine means by an address: its scope, and IPv4 written as IPv6.
+    // Without the parts that only this machine knows: the scope, and IPv4 mapped to IPv6.
     let plain = |a: SocketAddr| SocketAddr::new(a.ip().to_canonical(), a.port());
     let exact = |p: &&Port| plain(p.address) == plain(local);
     let any = |p: &&Port| {
@@ -54,7 +51,6 @@ pub(crate) fn port_of(ports: &[Port], local: SocketAddr) -> Option<&Port> {
 /// The subsystems that one host may use.
 #[derive(Debug)]
 pub(crate) struct Subsystems {
-    /// Their names.
     pub nqns: Vec<Nqn>,
     /// [`fnv`] of the names, a line each.
     pub hash: u64,
@@ -81,7 +77,6 @@ pub(crate) fn fnv(hash: u64, text: &str) -> u64 {
     })
 }
 
-/// See the module's text.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ExportTable {
     inner: Arc<Mutex<Snapshot>>,
@@ -92,9 +87,9 @@ struct Snapshot {
     exports: Arc<Vec<Served>>,
     addresses: Arc<Vec<String>>,
     ports: Arc<Vec<Port>>,
-    /// What hosts see that asked since the last change.
+    /// Lists made since the last change.
     lists: BTreeMap<Nqn, Arc<Subsystems>>,
-    /// Exports looked at for that.
+    /// Exports visited for that.
     #[cfg(test)]
     looked: u64,
 }
@@ -107,12 +102,10 @@ impl ExportTable {
             .unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 
-    /// All of them now.
     pub(crate) fn all(&self) -> Arc<Vec<Served>> {
         self.with(|s| s.exports.clone())
     }
 
-    /// What this host may use.
     pub(crate) fn list_of(&self, host: &Nqn) -> Arc<Subsystems> {
         if let Some(list) = self.with(|s| s.lists.get(host).cloned()) {
             return list;
@@ -127,7 +120,7 @@ impl ExportTable {
                 s.looked += all.len() as u64;
             }
             if Arc::ptr_eq(&s.exports, &all) {
-                // Of hosts that come and go, no more than there can be at once.
+                // No more hosts than there can be at once.
                 if s.lists.len() >= MAX_CONTROLLERS {
                     s.lists.clear();
                 }
@@ -137,30 +130,27 @@ impl ExportTable {
         list
     }
 
-    /// Exports looked at for lists so far.
     #[cfg(test)]
     pub(crate) fn looked(&self) -> u64 {
         self.with(|s| s.looked)
     }
 
-    /// The addresses that are listened on.
+    /// The addresses of open ports.
     pub(crate) fn addresses(&self) -> Arc<Vec<String>> {
         self.with(|s| s.addresses.clone())
     }
 
-    /// The ports.
     pub(crate) fn ports(&self) -> Arc<Vec<Port>> {
         self.with(|s| s.ports.clone())
     }
 
-    /// The export of this subsystem, as the network reaches it.
+    /// The export of this subsystem, if served over the network.
     pub(crate) fn by_nqn(&self, nqn: &str) -> Option<Served> {
         let all = self.all();
         let mut all = all.iter().filter(|e| !e.config.frontend.is_machine());
         all.find(|e| e.config.nqn == nqn).cloned()
     }
 
-    /// Adds or replaces one.
     pub(crate) fn set(&self, served: Served) {
         self.with(|s| {
             let mut exports = (*s.exports).clone();
@@ -171,7 +161,6 @@ impl ExportTable {
         });
     }
 
-    /// Takes one out.
     pub(crate) fn remove(&self, id: ExportId) {
         self.with(|s| {
             let mut exports = (*s.exports).clone();
@@ -181,12 +170,11 @@ impl ExportTable {
         });
     }
 
-    /// Says which addresses are listened on.
     pub(crate) fn set_addresses(&self, addresses: Vec<String>) {
         self.with(|s| s.addresses = Arc::new(addresses));
     }
 
-    /// Adds a port, or changes what is said of it; gives all of them.
+    /// Adds or updates a port; returns all ports.
     pub(crate) fn set_port(&self, port: Port) -> Arc<Vec<Port>> {
         self.with(|s| {
             let mut ports = (*s.ports).clone();

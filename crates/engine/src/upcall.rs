@@ -1,8 +1,5 @@
-//! What a reactor says to the control thread.
-//!
-//! **Purpose.** The core and the frontends ask the owner and report through one queue.
-//! **Design.** Plain values; the reactor's mailbox carries them in order.
-//! **Not here:** what the control thread says to a reactor ([`crate::reactor::mailbox`]).
+//! Messages from a reactor to the control thread: plain values, in order. **Not here:** the other
+//! direction ([`crate::reactor::mailbox`]).
 
 use crate::lane::LaneIndex;
 use forebay_device::Errno;
@@ -11,100 +8,83 @@ use forebay_xlate::{ExtentRange, VolumeId};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// Why a client's socket is closed, for people: the rest of "its machine was disconnected: ...".
+/// Why a client's socket is closed; completes the text "its machine was disconnected: ...".
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Closing(pub &'static str);
 
-/// A descriptor that came with a message. The daemon has it too.
+/// A descriptor that came with a message. The daemon holds it too.
 #[derive(Clone, Debug)]
 pub struct Deposit {
     /// Its number, for this client.
     pub number: u32,
-    /// The descriptor: whatever the client sent. The frontend finds out what it is.
+    /// Unchecked: the frontend determines its type.
     pub fd: Arc<OwnedFd>,
 }
 
-/// From a reactor to the control thread.
 #[derive(Debug)]
 pub enum Upcall {
-    /// A miss.
+    /// A command found no grant.
     Fault {
-        /// Whose.
         volume: VolumeId,
-        /// Which extent.
         extent: u64,
-        /// For writing.
         write: bool,
     },
     /// A command waits for a commit.
     CommitWanted {
-        /// Whose.
         volume: VolumeId,
-        /// Up to which.
+        /// The sequence that must be durable.
         sequence: u64,
     },
     /// A tenant deallocates.
     Release {
-        /// The command.
+        /// Index of the command.
         io: u32,
         /// Its slot's generation.
         generation: u32,
-        /// Whose.
         volume: VolumeId,
-        /// What.
         range: ExtentRange,
     },
-    /// A release has waited too long: give it up, unless it is being carried out.
+    /// A release has waited too long: give it up, unless the owner has begun it.
     AbandonRelease {
-        /// The command.
         io: u32,
-        /// Its slot's generation.
         generation: u32,
     },
     /// A host changes a volume's reservations.
     Reserve(ReserveAsk),
-    /// Nobody waits for that any more.
+    /// No command waits for this change now.
     ReserveGone(VolumeId, ReserveToken),
     /// This reactor has drained a revoke.
     Drained {
-        /// Which.
         revoke: u64,
     },
-    /// Everything that was in flight here when the request to settle came has ended.
+    /// All commands that were in flight at the job's request to settle have ended.
     Settled {
-        /// Which job.
         job: u64,
     },
     /// The internal lane ended a job.
     JobDone {
-        /// Which.
         job: u64,
-        /// How.
         error: Option<Errno>,
     },
-    /// What an export's change takes from hosts is taken: their connections are shut and their commands
-    /// ended.
+    /// Connections and commands that an export's change forbids have ended.
     ExportSettled {
         /// From the post.
         request: u64,
-        /// Commands of theirs that are not ended: they are at devices.
+        /// Their commands that are still at devices.
         at_devices: u32,
     },
-    /// A lane is gone from its reactor.
     LaneGone {
-        /// Which.
         lane: LaneIndex,
     },
-    /// A connection's socket is shut down, and no record is left of it.
+    /// A connection's socket is shut down and its records are freed.
     SocketGone(u64),
-    /// A machine's client has sent descriptors: the daemon is to keep them, and say so.
+    /// A VM's client has sent descriptors: the daemon is to keep and acknowledge them.
     Deposits(u64, Vec<Deposit>),
-    /// It has no use for these any more.
+    /// The client needs these deposits no longer.
     Withdrawn(u64, Vec<u32>),
-    /// A machine's client is gone, and its last command is back.
+    /// A VM's client has left, and its last command has ended.
     MachineLeft(u64, ExportId, Closing),
-    /// A machine was refused something: what and why, for people.
+    /// A VM's request was refused; the text is for the operator.
     MachineRefused(ExportId, String),
-    /// The reactor has ended.
     Stopped,
 }

@@ -1,11 +1,11 @@
-//! Connections across engines: what is left with the daemon, and what a dead engine left there.
+//! Connections across engines: the daemon keeps their sockets for the successor.
 //!
-//! **Design.** Each accepted socket goes to the daemon at once, under a number that it keeps for life;
-//! its end is told too. A successor gathers what the daemon has of a dead engine, converts it
-//! ([`crate::takeover`]) and waits: until `Resume` nothing of it is acted on, and if the daemon goes away
-//! before, so does this engine, because nobody could say which of the two generations counts.
+//! **Design.** Each accepted socket goes to the daemon at once, under a permanent number; its end
+//! is reported too. A successor gathers the dead engine's sockets from the daemon, converts them
+//! ([`crate::takeover`]) and waits for `Resume`. If the daemon dies before that, this engine stops,
+//! because it is unknown which generation is valid.
 //!
-//! **Not here:** the conversion itself, and what reactors do with their parts.
+//! **Not here:** the conversion, and the reactors' use of their parts.
 
 use super::Control;
 use super::machines::{self, Converted, Gathered};
@@ -23,25 +23,24 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 
-/// Why a connection ended of which no descriptor came.
+/// Reason for the end of a connection without a descriptor.
 const NO_DESCRIPTOR: &str = "this engine had no descriptors left";
 
-/// How far this engine is with taking over.
+/// State of the take-over.
 #[derive(Debug, Default)]
 pub(super) enum Handover {
-    /// It has nothing to take over, or has done so.
+    /// None, or finished.
     #[default]
     None,
-    /// The daemon hands it what there is; the connections are those without a descriptor.
+    /// The daemon sends the state. The connections here are those without a descriptor.
     Gathering(u64, Pending, Vec<u64>, Vec<Gathered>),
-    /// All is converted, and waits for `Resume`.
+    /// Converted; waits for `Resume`.
     Converted(Inheritance, Vec<u64>, Converted),
 }
 
-/// What becomes of the listener's sockets.
+/// The listener's notifications, carried out.
 pub(super) struct Sockets<'a> {
-    /// To a daemon that has greeted. Whether what is said here can be sent shows when the channel is
-    /// looked at again.
+    /// To a daemon that has greeted. A failed send shows at the channel's next event.
     channel: Option<&'a mut Channel>,
     sockets: &'a mut BTreeMap<u64, Arc<OwnedFd>>,
     mailboxes: &'a mut [ToReactor],
@@ -83,7 +82,6 @@ impl Outside for Sockets<'_> {
 }
 
 impl Control {
-    /// Begins to take over.
     pub(super) fn take_over(
         &mut self,
         request: u64,
@@ -93,7 +91,7 @@ impl Control {
     ) {
         let mut descriptors = descriptors.into_iter();
         let begun = match (descriptors.next(), descriptors.next()) {
-            // Whoever serves has records of its own in the way.
+            // An engine that already serves has conflicting records.
             _ if self.listener.listeners().next().is_some()
                 || !self.sockets.is_empty()
                 || self.has_machines() =>
@@ -111,7 +109,7 @@ impl Control {
         }
     }
 
-    /// Connections of the dead engine. For one without a descriptor there was no room: it ends.
+    /// Adds connections of the dead engine. One without a descriptor ends.
     pub(super) fn gather(&mut self, sockets: Vec<u64>, descriptors: Vec<OwnedFd>) {
         let Handover::Gathering(_, pending, without, _) = &mut self.handover else {
             return;
@@ -123,7 +121,6 @@ impl Control {
         without.extend(sockets.into_iter().skip(came));
     }
 
-    /// A machine's client of the dead engine.
     pub(super) fn gather_machine(
         &mut self,
         socket: u64,
@@ -135,7 +132,7 @@ impl Control {
         }
     }
 
-    /// Deposits of the last of these.
+    /// Adds descriptors deposited by the last of these clients.
     pub(super) fn gather_deposits(&mut self, numbers: &[u32], descriptors: Vec<OwnedFd>) {
         if let Handover::Gathering(_, _, _, machines) = &mut self.handover
             && let Some(machine) = machines.last_mut()
@@ -144,7 +141,7 @@ impl Control {
         }
     }
 
-    /// Those were all.
+    /// All state has come: converts it.
     pub(super) fn convert(&mut self) {
         let (request, pending, without, machines) = match std::mem::take(&mut self.handover) {
             Handover::Gathering(request, pending, without, machines) => {
@@ -195,7 +192,7 @@ impl Control {
         self.handover = Handover::Converted(inheritance, without, machines);
     }
 
-    /// This engine's records count from here on: serves what it took over.
+    /// From here on this engine's records are valid: serves the inherited connections.
     pub(super) fn resume(&mut self) -> Result<(), String> {
         let (inheritance, without, machines) = match std::mem::take(&mut self.handover) {
             Handover::Converted(inheritance, without, machines) => (inheritance, without, machines),
@@ -206,7 +203,7 @@ impl Control {
         };
         self.region.header().resumed.store(1, Release);
         kill_point!("over.resumed");
-        // Before what needs them; unless something may land that nobody knows the place of.
+        // Devices come first, unless an unrecorded operation may still land.
         match inheritance.after_fence {
             false => self.serve_devices(&inheritance.served),
             true => self.expect_devices(&inheritance.served),
@@ -235,7 +232,7 @@ impl Control {
             listener.readmit(socket, fd, welcomed, exports, &mut out);
         }
         for (socket, fd, _) in inheritance.closed {
-            // The daemon has it too: closing alone says nothing to the host.
+            // The daemon holds it too, so a close alone would not reach the host.
             let _ = rustix::net::shutdown(&fd, rustix::net::Shutdown::Both);
             self.say(&FromEngine::SocketGone { socket });
         }
@@ -247,7 +244,7 @@ impl Control {
         Ok(())
     }
 
-    /// The daemon went away: who was to go on is not known any more.
+    /// The daemon went away: its decision is unknown.
     pub(super) fn give_up_handover(&mut self) {
         if !matches!(self.handover, Handover::None) {
             self.handover = Handover::None;
@@ -255,7 +252,6 @@ impl Control {
         }
     }
 
-    /// The listener, and what it tells of its sockets to.
     pub(super) fn listener_and_outside(&mut self) -> (&mut Listener, &ExportTable, Sockets<'_>) {
         let outside = Sockets {
             channel: self.link.channel.as_mut().filter(|_| self.link.greeted),
@@ -265,7 +261,6 @@ impl Control {
         (&mut self.listener, &self.exports, outside)
     }
 
-    /// A connection's socket is closed.
     pub(super) fn socket_gone(&mut self, socket: u64) {
         self.sockets.remove(&socket);
         self.say(&FromEngine::SocketGone { socket });

@@ -1,10 +1,10 @@
-//! The control thread: the engine's side of the boundary.
+//! The control thread: the engine's side of the boundary to the daemon.
 //!
-//! **Design.** One thread that sleeps in epoll: the daemon's socket, the listener's sockets, the
-//! reactors' bell. It alone writes translation tables. What is said about grants, faults, commits,
-//! releases, revokes and jobs is decided by [`EngineSide`], and carried out here. Without a daemon
-//! everything granted goes on. **Not here:** commands of tenants ([`crate::core`]); what else the
-//! daemon says ([`messages`]); opening and fencing devices ([`devices`]).
+//! **Design.** One thread that sleeps in epoll on the daemon's socket, the listener's sockets and
+//! the reactors' bell. Only this thread writes translation tables. [`EngineSide`] decides about
+//! grants, faults, commits, releases, revokes and jobs; this module carries out the decisions.
+//! Without a daemon, granted ranges stay in use. **Not here:** tenants' commands ([`crate::core`]),
+//! other messages of the daemon ([`messages`]), devices ([`devices`]).
 
 mod budgets;
 mod devices;
@@ -50,11 +50,10 @@ use translate::{ServedVolumes, from_reactor};
 const KEY_LISTENER: u64 = 0xC0 << 56;
 const KEY_CHANNEL: u64 = 0xC1 << 56;
 const KEY_BELL: u64 = 0xC2 << 56;
-/// How often the listener's time limits are looked at, and full mailboxes are tried again, in ms.
+/// Interval in ms for the listener's time limits and full mailboxes.
 const TICK_MS: i64 = 200;
 const IDLE_TICK_MS: i64 = 5_000;
 
-/// See the module's text.
 pub(crate) struct Control {
     generation: u64,
     region: Arc<Region>,
@@ -71,47 +70,42 @@ pub(crate) struct Control {
     devices: Devices,
     volumes: ServedVolumes,
     lanes: Lanes,
-    /// What the owner says of volumes.
     figures: BTreeMap<VolumeId, VolumeStatistics>,
     budgets: budgets::TenantSlots,
-    /// Connections, by number: the daemon has their sockets too.
+    /// Connections by number; the daemon holds their sockets too.
     sockets: BTreeMap<u64, Arc<OwnedFd>>,
     handover: Handover,
     heart: Option<Heart>,
     side: EngineSide,
     reserves: reserve::Reserves,
-    /// What [`EngineSide`] wants done; empty between turns' steps.
+    /// Work requested by [`EngineSide`]; empty between steps.
     effects: Vec<Effect>,
     turns_ns: u64,
     end: End,
 }
 
-/// The pool that the daemon has opened.
 #[derive(Default)]
 struct Pool {
-    /// Its id; zeros: no daemon has greeted.
+    /// Pool id; zeros until a daemon has greeted.
     id: [u8; 16],
     /// The grant table's descriptor, kept for the next daemon.
     grant_table: Option<OwnedFd>,
 }
 
-/// How the engine ends.
 struct End {
     /// The reactors are told to stop.
     stopping: bool,
-    /// So many have.
+    /// Number of stopped reactors.
     stopped: usize,
-    /// Without any daemon, it stops then.
+    /// The engine stops at this time if it has no daemon.
     orphan_at_ns: u64,
 }
 
 impl Control {
-    /// Says what keeps the heartbeat on the devices.
     pub(crate) fn set_heart(&mut self, heart: Heart) {
         self.heart = Some(heart);
     }
 
-    /// Listens for the daemon.
     pub(crate) fn new(
         config: &EngineConfig,
         region: Arc<Region>,
@@ -232,7 +226,7 @@ impl Control {
                 self.lose_channel();
             }
             if now > self.end.orphan_at_ns && self.pool.id == [0; 16] && !self.end.stopping {
-                // A daemon may have come by then, and not been heard.
+                // A daemon may have come meanwhile.
                 self.accept_daemon();
                 self.hear_daemon();
                 if self.pool.id == [0; 16] {
@@ -259,9 +253,8 @@ impl Control {
         }
     }
 
-    /// Goes on with the daemon at the other end of this socket.
     pub(crate) fn converse(&mut self, fd: OwnedFd) {
-        // The daemon's lock sees to it that there is one; the newest is the living one.
+        // The daemon's lock ensures that only one lives: the newest.
         self.lose_channel();
         self.link.begin(fd);
     }
@@ -274,7 +267,7 @@ impl Control {
         self.give_up_handover();
     }
 
-    /// Sends to the daemon if one has greeted; what it must know is repeated to the next one.
+    /// Sends to the daemon if one has greeted. The next daemon gets all necessary state again.
     fn say(&mut self, message: &FromEngine) {
         self.say_with(message, Vec::new());
     }
@@ -289,8 +282,8 @@ impl Control {
         }
     }
 
-    /// The daemon can't be told anything any more. What it said before it went still counts, as it does
-    /// when its end is heard first: it may have been `Stop`.
+    /// Closes the daemon's channel. Its earlier messages still count, as when its end is noticed
+    /// first: one may be `Stop`.
     fn lose_channel(&mut self) {
         if let Some(mut old) = self.link.end() {
             while let Ok(Some((message, descriptors))) = old.receive() {
@@ -317,7 +310,7 @@ impl Control {
         }
     }
 
-    /// A daemon's first message: tells it everything.
+    /// A daemon's first message: sends it all state.
     fn welcome(&mut self) {
         let clone = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned();
         let mut descriptors = Vec::new();
@@ -397,7 +390,7 @@ impl Control {
         self.carry_out();
     }
 
-    /// Does what the protocol's side wants done, in its order; posts go out at the turn's end.
+    /// Carries out the requested effects in order; posts go out at the turn's end.
     fn carry_out(&mut self) {
         let mut effects = std::mem::take(&mut self.effects);
         for effect in effects.drain(..) {
@@ -412,7 +405,7 @@ impl Control {
                 }
             }
         }
-        // Carrying out makes nothing new to do: the list is empty, its memory is kept.
+        // No new effects were added; keep the allocation.
         self.effects = effects;
     }
 

@@ -1,12 +1,11 @@
-//! Volumes' reservations, between the daemon and the reactors.
+//! Reservations of volumes, between the daemon and the reactors.
 //!
-//! **Design.** What the daemon said last is kept, for lanes that are made later. For each volume one question is with
-//! the daemon, until it is answered; a new daemon is asked again. The others wait in a queue for each host, and the
-//! hosts take turns: however much one of them asks, it can't keep the one out that is to fence it. What a
-//! reactor gives up while it waits is never asked; what it gives up at the daemon still keeps its place there until it is
-//! answered, so that no daemon has more than one of a volume to do.
+//! **Design.** The daemon's last state is kept for later lanes. For each volume the daemon has one
+//! request at a time, repeated to a new daemon. Others wait in a queue per host, served
+//! round-robin, so that a busy host cannot block one that fences it. If a reactor gives up a
+//! waiting request, it is dropped; one at the daemon keeps its place until the answer.
 //!
-//! **Not here:** who decides (the daemon), who waits (`tcp::reserve`).
+//! **Not here:** decisions (the daemon's), and waiting commands (`tcp::reserve`).
 
 use super::Control;
 use crate::frontend::nvme_tcp::TcpMessage;
@@ -18,17 +17,15 @@ use forebay_xlate::boundary::message::{FromEngine, ReserveAsk, ReserveToken};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-/// A volume's questions.
 struct ReserveQueue {
-    /// At the daemon.
+    /// The request at the daemon.
     now: ReserveAsk,
-    /// No reactor waits for `now` any more.
+    /// No reactor waits for `now`.
     is_gone: bool,
-    /// The other questions, by host. The next turn is the first one's; none is empty.
+    /// Other requests by host, the next one first; no queue is empty.
     later: VecDeque<VecDeque<ReserveAsk>>,
 }
 
-/// See the module's text.
 #[derive(Default)]
 pub(super) struct Reserves {
     states: BTreeMap<VolumeId, Arc<Reservations>>,
@@ -36,18 +33,16 @@ pub(super) struct Reserves {
 }
 
 impl Reserves {
-    /// What the daemon said last.
     pub(super) fn state(&self, volume: VolumeId) -> Arc<Reservations> {
         self.states.get(&volume).cloned().unwrap_or_default()
     }
 
-    /// A volume is not served any more.
     pub(super) fn forget(&mut self, volume: VolumeId) {
         self.states.remove(&volume);
         self.asked.remove(&volume);
     }
 
-    /// A new question; true if the daemon is to be asked it now.
+    /// Adds a request; true if it must go to the daemon now.
     fn ask(&mut self, ask: ReserveAsk) -> bool {
         let Some(asked) = self.asked.get_mut(&ask.volume) else {
             let first = ReserveQueue {
@@ -66,7 +61,6 @@ impl Reserves {
         false
     }
 
-    /// A reactor does not wait for a question any more.
     fn gone(&mut self, volume: VolumeId, token: ReserveToken) {
         let Some(asked) = self.asked.get_mut(&volume) else {
             return;
@@ -78,7 +72,7 @@ impl Reserves {
         asked.later.retain(|of_host| !of_host.is_empty());
     }
 
-    /// The daemon has nothing more to do for a question; gives the next one to ask.
+    /// The daemon has finished a request; returns the next one.
     fn next(&mut self, volume: VolumeId, token: ReserveToken) -> Option<ReserveAsk> {
         let asked = self.asked.get_mut(&volume)?;
         if asked.now.token != token {
@@ -96,7 +90,7 @@ impl Reserves {
         Some(next)
     }
 
-    /// What a new daemon is to be asked.
+    /// Requests for a new daemon.
     fn again(&mut self) -> Vec<ReserveAsk> {
         let asked: Vec<(ReserveAsk, bool)> =
             (self.asked.values()).map(|a| (a.now, a.is_gone)).collect();
@@ -111,19 +105,17 @@ impl Reserves {
 }
 
 impl Control {
-    /// A host's command.
     pub(super) fn ask_reserve(&mut self, ask: ReserveAsk) {
         if self.reserves.ask(ask) {
             self.say(&FromEngine::Reserve(ask));
         }
     }
 
-    /// A reactor does not wait for it any more. The daemon may have carried it out.
+    /// No reactor waits for the request. The daemon may have carried it out.
     pub(super) fn reserve_gone(&mut self, volume: VolumeId, token: ReserveToken) {
         self.reserves.gone(volume, token);
     }
 
-    /// A new daemon has not heard what is unanswered.
     pub(super) fn ask_reserves_again(&mut self) {
         for ask in self.reserves.again() {
             self.say(&FromEngine::Reserve(ask));
@@ -136,7 +128,7 @@ impl Control {
         self.post_all(|| Post::Frontend(Box::new(TcpMessage::Reservations(volume, state.clone()))));
     }
 
-    /// The daemon has carried a command out, or refused it.
+    /// The daemon has carried out or refused a request.
     pub(super) fn reserved(
         &mut self,
         token: ReserveToken,
@@ -177,7 +169,7 @@ mod tests {
         }
     }
 
-    /// The numbers of what is asked from here on, each answered before the next.
+    /// The order in which requests go to the daemon, each answered before the next.
     fn asked(reserves: &mut Reserves, first: u64) -> Vec<u64> {
         let mut all = vec![first];
         while let Some(next) = reserves.next(V, token(all[all.len() - 1])) {
@@ -208,14 +200,13 @@ mod tests {
         for number in 1..6 {
             reserves.ask(ask(number as u8 % 2, number));
         }
-        // The first is at the daemon: it keeps its place until it is answered.
+        // The first is at the daemon and keeps its place.
         for number in [1, 2, 4, 5] {
             reserves.gone(V, token(number));
         }
         assert!(!reserves.ask(ask(2, 6)));
         assert_eq!(reserves.next(V, token(2)), None, "an answer to no question");
         assert_eq!(asked(&mut reserves, 1), [1, 3, 6]);
-        // A new daemon isn't asked it.
         reserves.ask(ask(1, 7));
         reserves.ask(ask(1, 8));
         assert_eq!(reserves.again(), [ask(1, 7)]);

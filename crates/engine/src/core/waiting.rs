@@ -1,10 +1,10 @@
-//! Who waits goes on, or has waited too long.
+//! Continues waiting commands after an answer, a new device, free room, or a timeout.
 //!
-//! **Purpose.** An answer of the owner, a device that is there now, room, or time: what waited for it goes on here.
-//! **Design.** Whoever waits is in a list of its own kind ([`crate::io::waits`], [`crate::io::parked`]); what an answer
-//! concerns is taken out first, and goes on then. What waits for the daemon does so for [`super::OWNER_WAIT_LIMIT_NS`] at
-//! most, then ends with Command Interrupted, which the host may retry.
-//! **Not here:** what is asked for ([`super::dispatch`], [`crate::io::flush`]).
+//! **Design.** Waiting commands are in lists by kind ([`crate::io::waits`], [`crate::io::parked`]);
+//! those that an event concerns are first taken out, then continued. A command waits for the daemon
+//! for at most [`super::OWNER_WAIT_LIMIT_NS`], then ends with Command Interrupted, which the host
+//! may retry. **Not here:** the requests that they wait for ([`super::dispatch`],
+//! [`crate::io::flush`]).
 
 use super::Core;
 use crate::io::command::{Io, IoOp, Owner, Stage, Token};
@@ -16,14 +16,14 @@ use forebay_xlate::reactor_side::{Answer, Heard, Parked};
 use forebay_xlate::{ExtentRange, VolumeId};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// What has become of a release.
+/// Result of a release.
 #[derive(Clone, Copy, Debug)]
 pub enum Released {
-    /// The owner has carried out so many extents of it.
+    /// The owner released this number of its extents.
     Done(u64),
-    /// The owner can't carry it out.
+    /// The owner cannot carry it out.
     Failed,
-    /// The control thread has given it up.
+    /// The control thread gave it up.
     Abandoned,
 }
 
@@ -55,7 +55,7 @@ impl Core {
         self.waits.spare = chosen;
     }
 
-    /// Takes up every waiting command that `which` chooses, and carries each on with `then`.
+    /// Continues every waiting command that `which` selects, by `then`.
     pub(super) fn take_up(
         &mut self,
         which: impl Fn(&Self, &Io) -> bool,
@@ -81,8 +81,8 @@ impl Core {
         self.waits.spare = chosen;
     }
 
-    /// The owner committed: commands that wait for a sequence which is durable now go on. After a failed commit, those that
-    /// wait for the failed sequence, or an earlier one, fail.
+    /// The owner committed: commands whose sequence is durable now continue. After a failed commit,
+    /// those that wait for the failed sequence, or an earlier one, fail.
     pub fn commit_ended(&mut self, volume: VolumeId, result: Result<(), u64>) {
         if result.is_err() {
             for lane in self.lanes.of_volume(volume) {
@@ -105,8 +105,8 @@ impl Core {
         );
     }
 
-    /// A release is over. Deallocating is a hint: if the owner can't carry it out, the command goes on behind it; what
-    /// must read as zeros is zeroed in place.
+    /// A release ended. If it failed, a Deallocate, which is a hint, skips it; Write Zeroes zeroes
+    /// in place.
     pub fn release_ended(&mut self, io: u32, generation: u32, released: Released) {
         let is_it = |core: &Self, candidate: &Io| {
             candidate.stage == Stage::Releasing
@@ -146,8 +146,8 @@ impl Core {
         }
     }
 
-    /// Ends with `status` those of the commands chosen that wait, and gives the number of those that
-    /// have not ended: what is at a device, and what the owner may be releasing, has to come back first.
+    /// Ends the selected waiting commands with `status`. Returns the number of those that cannot
+    /// end yet, at a device or in a release.
     pub fn end_waiting(
         &mut self,
         status: Status,
@@ -156,8 +156,7 @@ impl Core {
         for io in self.slab.iter_mut() {
             let waits = !matches!(io.stage, Stage::Free | Stage::Moving | Stage::RingWait);
             if waits && which(&io.owner, &io.op, io.lane) {
-                // What it ends with when its time is over, which is now. What a release comes to, only the
-                // owner knows.
+                // Its deadline is now. Only the owner knows how a release ends.
                 if io.status == Status::SUCCESS && io.stage != Stage::Releasing {
                     io.status = status;
                 }
@@ -170,9 +169,8 @@ impl Core {
         left.count() as u32
     }
 
-    /// Every ~100 ms: what time alone brings about.
+    /// Periodic work, about every 100 ms.
     pub fn tick(&mut self) {
-        // What bursts borrowed of staging memory goes back when they have ended.
         let tiers = self.staging.settle(self.lanes.iter().count() as u32);
         let record = self.records.reactor;
         record.staging_own_bytes.store(tiers.own_bytes, Relaxed);
@@ -180,9 +178,9 @@ impl Core {
         self.end_late();
     }
 
-    /// Ends commands that waited for the daemon too long. A release is not ended
-    /// here: the owner might carry it out afterwards, over what the tenant has written since. The
-    /// control thread, which hears the owner's revoke, says whether it is too late to give it up.
+    /// Ends commands that waited too long for the daemon. A release is not ended here: the owner
+    /// might still carry it out, over later writes of the tenant. The control thread sees the
+    /// owner's revoke and decides whether a release can be given up.
     pub(super) fn end_late(&mut self) {
         let (now_ns, heard_ns) = (self.clock.now_ns, self.clock.owner_heard_ns());
         let mut late = std::mem::take(&mut self.waits.spare);
@@ -192,7 +190,7 @@ impl Core {
             self.fail(token, Status::COMMAND_INTERRUPTED);
         }
         if self.flusher.is_busy() {
-            // A FLUSH has nothing that a device could still touch.
+            // A FLUSH has no data that a device could still touch.
             for index in 0..self.slab.len() as u32 {
                 let io = &mut self.slab[index as usize];
                 if io.stage == Stage::Flushing && io.deadline_ns <= heard_ns {

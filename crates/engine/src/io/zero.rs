@@ -1,10 +1,11 @@
 //! Write Zeroes and Deallocate.
 //!
-//! **Design.** Whole extents that may be given back are released: the owner revokes and unmaps them,
-//! and they read as zeros. Within an extent the device punches (deallocate) or zeroes (write zeroes),
-//! which for a sparse file gives the space back too. So at a volume's end within an extent: the volume
-//! may have grown, and been written behind that end, by the time the owner would unmap the extent. Where
-//! the owner can't release, write zeroes zeroes all the same, in place. A hole needs nothing, and nothing is allocated to be zeroed. **Not here:** laundering of released extents (the owner's, through [`crate::io::jobs`]).
+//! **Design.** Whole extents that may be deallocated are released: the owner revokes and unmaps
+//! them, and they then read as zeros. Within an extent, the device punches (Deallocate) or zeroes
+//! (Write Zeroes), which also frees space in a sparse file. The last, partial extent of a volume is
+//! never released: the volume may grow and be written there before the owner unmaps it. If the
+//! owner cannot release, Write Zeroes zeroes in place. Holes need no work. **Not here:** zero-fill
+//! of released extents (the owner's, through [`crate::io::jobs`]).
 
 use crate::io::command::{Io, IoOp, Stage};
 use crate::io::submit::{Next, Submission};
@@ -15,20 +16,19 @@ use forebay_xlate::drain::SliceSpan;
 use forebay_xlate::reactor_side::Parked;
 use forebay_xlate::{ExtentRange, Rights};
 
-/// The most words that are read for one release. Absent leaves of the table are not counted: most of them are unmapped,
-/// and the owner releases only as many mapped extents as one transaction holds.
+/// Most words read for one release. Absent leaves of the table do not count: most are unmapped, and
+/// the owner releases only what one transaction holds.
 const MAX_RELEASE_EXTENTS: u64 = 4096;
-/// Extents looked at in one go: a command may name the whole volume 256 times, and others have a right
-/// to a turn.
+/// Extents checked in one step, for fairness: a command may name the whole volume 256 times.
 const BUDGET: u64 = 4096;
-/// What a step costs besides the extents that it looks at.
+/// Fixed cost of a step, in extents.
 const STEP_COST: u64 = 16;
-/// The longest piece that a device is asked to zero at once.
+/// Longest piece that a device zeroes at once.
 const MAX_ZERO_BYTES: u64 = 32 << 20;
 
-/// (Offset, bytes) of a Dataset Management range.
 pub(crate) fn range_of(bytes: &[u8], block_bytes: u64) -> Option<(u64, u64)> {
-    // NVM Command Set 3.2.3.1: context attributes (4), length in blocks (4), starting LBA (8).
+    // (Offset, bytes). NVM Command Set 3.2.3.1: context attributes (4), length in blocks (4),
+    // starting LBA (8).
     let blocks = u32::from_le_bytes(bytes.get(4..8)?.try_into().ok()?);
     let lba = u64::from_le_bytes(bytes.get(8..16)?.try_into().ok()?);
     Some((
@@ -38,7 +38,7 @@ pub(crate) fn range_of(bytes: &[u8], block_bytes: u64) -> Option<(u64, u64)> {
 }
 
 impl Io {
-    /// The present range (offset, bytes, whether it may be given back) of a command that zeroes; `None` when all are done.
+    /// The present range (offset, bytes, whether it may be deallocated); `None` when all are done.
     fn zero_range(&self, block_bytes: u64) -> Option<(u64, u64, bool)> {
         match self.op {
             IoOp::WriteZeroes {
@@ -64,13 +64,13 @@ impl Io {
 }
 
 impl Submission<'_> {
-    /// Zeroes or gives back what is left of a command.
+    /// Zeroes or releases the rest of a command.
     pub(crate) fn zero(&mut self) -> Next {
         let mut budget = BUDGET;
         let block_bytes = u64::from(self.lane.volume.config.block_bytes);
         while self.io.status == Status::SUCCESS {
             if budget == 0 {
-                // Taken up again at the end of this turn.
+                // Continued at the end of this turn.
                 return Next::Wait(Stage::RingWait);
             }
             budget = budget.saturating_sub(STEP_COST);
@@ -80,7 +80,7 @@ impl Submission<'_> {
             let cursor = self.io.cursor;
             if cursor >= len {
                 if let IoOp::Deallocate { .. } = self.io.op {
-                    // Its ranges are not known where a command's end is counted.
+                    // The end of a command, where bytes are counted, does not know its ranges.
                     let ops = &self.lane.record().ops;
                     bump(&ops[OpKind::Deallocate as usize].bytes, len);
                 }
@@ -101,14 +101,14 @@ impl Submission<'_> {
         Next::Moved
     }
 
-    /// Zeroes from `at` on, `left` bytes at most; or gives them back, if `release` says so.
+    /// Zeroes or releases up to `left` bytes from `at`.
     fn zero_step(&mut self, at: u64, left: u64, release: bool, budget: &mut u64) -> Option<Next> {
         let volume = &self.lane.volume;
         let extent_bytes = 1u64 << volume.extent_shift;
         let (extent, within) = (at >> volume.extent_shift, at & (extent_bytes - 1));
         let word = volume.table.lookup(extent);
         if word.rights() == Some(Rights::Hole) {
-            // As many as there are together, up to a bound.
+            // Counts adjacent holes, up to a bound.
             let bound = extent + (*budget).max(1).min((within + left).div_ceil(extent_bytes));
             let hole = |e: &u64| volume.table.lookup(*e).rights() == Some(Rights::Hole);
             let holes = (extent..bound).take_while(hole).count() as u64;
@@ -127,7 +127,7 @@ impl Submission<'_> {
         }
         match word.rights() {
             Some(Rights::ReadWrite) => {}
-            // Unknown: ask where it is. Read-only: ask for the right to change it.
+            // Unknown: ask for its place. Read-only: ask for the right to write.
             rights => {
                 return Some(Next::Park(Parked {
                     volume: volume.id(),

@@ -1,12 +1,11 @@
-//! How far a TCP stream was consumed and accepted, by the kernel's own counters.
+//! How far a TCP stream was consumed and accepted, by the kernel's counters.
 //!
-//! **Design.** A process that is killed has no last word, but its kernel has counted: what came in order,
-//! less what nobody has read, is what the dead process consumed; what the peer acknowledged, and what is
-//! queued for it, is what the kernel took for sending. The peer goes on meanwhile, so the counters are
-//! read until they stand still between two looks. (What was sent, less what was sent again, and what is
-//! not sent yet, would be one call; but it is wrong where the local queueing discipline drops.)
+//! **Design.** The dead process consumed the bytes received in order, less those unread. The kernel
+//! accepted the acknowledged bytes plus those still queued. The peer continues meanwhile, so the
+//! counters are read until two reads agree. (Sent bytes, less retransmissions and unsent ones,
+//! would need one call, but are wrong if the local queueing discipline drops.)
 //!
-//! **Not here:** what the positions mean ([`super::queue`]).
+//! **Not here:** the meaning of the positions ([`super::queue`]).
 
 #![allow(unsafe_code)]
 
@@ -14,32 +13,31 @@ use std::io;
 use std::mem::{MaybeUninit, offset_of};
 use std::os::fd::{AsFd, AsRawFd};
 
-/// Where a stream stands.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SocketFacts {
-    /// Bytes of the stream that our side has read: the position of the next one.
+    /// Bytes of the stream that our side has read.
     pub consumed: u64,
-    /// Bytes that our side has written: the peer gets all of them, and the next one follows.
+    /// Bytes that our side has written; the peer gets all of them.
     pub accepted: u64,
 }
 
-/// Why a stream can't go on.
+/// Why a stream cannot continue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NoFacts {
-    /// One of the two sides has ended it.
+    /// One side has ended it.
     Ended,
-    /// The counters did not stand still for as long as we looked.
+    /// The counters kept changing.
     Moving,
-    /// The kernel says nothing about it.
+    /// The kernel does not tell.
     Unknown,
 }
 
-/// Looks at the counters before giving up.
+/// Reads of the counters before giving up.
 const MAX_ROUNDS: usize = 100;
 /// `TCP_ESTABLISHED` of the kernel's tcp_states.h.
 const ESTABLISHED: u8 = 1;
 
-/// The beginning of the kernel's `struct tcp_info`, which only ever grows at its end.
+/// Start of the kernel's `struct tcp_info`, which only grows at its end.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct TcpInfo {
@@ -53,7 +51,7 @@ struct TcpInfo {
 }
 const _: () = assert!(offset_of!(TcpInfo, bytes_acked) == 120);
 
-/// Reads where the stream of a socket stands, which nobody else reads from or writes to.
+/// Reads the position of a socket's stream; no other process may use the socket.
 ///
 /// # Errors
 /// See [`NoFacts`].
@@ -70,7 +68,7 @@ pub(crate) fn read(socket: impl AsFd) -> Result<SocketFacts, NoFacts> {
         if of(&before) == of(&after) {
             return Ok(SocketFacts {
                 consumed: after.bytes_received.saturating_sub(unread),
-                // We never open a connection, so no SYN of ours is among what was acknowledged.
+                // The engine never connects, so no SYN of its own is acknowledged.
                 accepted: after.bytes_acked.saturating_add(queued),
             });
         }
@@ -141,7 +139,7 @@ mod tests {
         let (mut consumed, mut accepted) = (0, 0);
         for round in 0..200usize {
             host.write_all(&vec![1; 1 + round * 37 % 5000]).unwrap();
-            // The host takes its answers only at times, so that the socket is full at others.
+            // The host reads only sometimes, so that the socket fills up.
             if round % 3 == 0 {
                 host.set_nonblocking(true).unwrap();
                 while matches!(host.read(&mut [0; 70_000]), Ok(n) if n > 0) {}
@@ -162,7 +160,6 @@ mod tests {
     fn a_stream_that_one_side_ended_is_ended() {
         let (ours, host) = pair();
         drop(host);
-        // The end arrives by itself, soon.
         while read(&ours) != Err(NoFacts::Ended) {
             std::thread::yield_now();
         }

@@ -1,21 +1,14 @@
-//! Take-over: how an engine goes on where a dead one stopped.
+//! Take-over: an engine continues where a dead one stopped. TCP connections stay, every command is
+//! answered once, and no write lands after a later one.
 //!
-//! **Purpose.** Hosts must not notice that the engine died: their TCP connections stay, every command
-//! they sent is answered once, and no write lands after a later one.
+//! **Design.** The daemon keeps the dead engine's sockets, state region and memory, and gives them
+//! to the successor, which *converts* them ([`Pending::convert`]). It reads the records once into
+//! private memory and the kernel's counters for each stream ([`counters`]), and writes the rest of
+//! the work into its own region. Until the daemon sends `Resume` nothing else changes, so another
+//! successor can replace it. Then the reactors get their [`InheritedPart`]s.
 //!
-//! **Design.** The daemon holds what outlives an engine: its sockets, its state region, its memory. It
-//! gives them to the successor, which *converts* them ([`Pending::convert`]): the dead engine's records
-//! are read once into private memory, the kernel says how far each stream was consumed
-//! and accepted ([`counters`]), and from both follows what each queue has still to do. All of that is
-//! written into the successor's own region and memory, and nothing else is touched: until the daemon says
-//! `Resume`, the dead engine's records stay the truth, and a successor that dies is replaced by another.
-//! With `Resume` the reactors get their [`InheritedPart`]s and serve.
-//!
-//! Every byte of the dead engine's region is hostile input. What is found damaged closes its own
-//! association and no other.
-//!
-//! **What it does not do.** It waits for no fence ([`crate::core`] does), and decides nothing about whom
-//! to blame (the daemon does).
+//! The dead engine's region is untrusted input; damage closes only its own association. **Not
+//! here:** fences ([`crate::core`]) and blame (the daemon).
 
 mod closing;
 pub(crate) mod counters;
@@ -54,17 +47,15 @@ use std::sync::atomic::Ordering::Relaxed;
 /// Deaths of engines after which a command is not begun again.
 pub(crate) const MAX_ATTEMPTS: u8 = 2;
 
-/// The bytes of a dead engine's memory file.
 pub(crate) trait OldBytes {
-    /// Fills `out` from the bytes at `place`; `None` when there are none.
+    /// Fills `out` from the bytes at `place`; `None` if there are none.
     fn read(&self, place: u64, out: &mut [u8]) -> Option<()>;
 }
 
-/// What is wrong with a record of a dead engine.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Damage(pub &'static str);
 
-/// What a dead engine left, while it is being gathered.
+/// A dead engine's state, while it is gathered.
 #[derive(Debug)]
 pub(crate) struct Pending {
     region: Region,
@@ -73,25 +64,21 @@ pub(crate) struct Pending {
     sockets: Vec<(u64, Arc<OwnedFd>)>,
 }
 
-/// An export of the successor: where its lane is.
+/// An export of the successor, with its lane.
 #[derive(Clone, Debug)]
 pub(crate) struct ServedLane {
-    /// Its configuration and its reactor.
     pub served: Served,
-    /// Its lane.
     pub lane: LaneIndex,
-    /// Its volume.
     pub volume: Arc<Volume>,
 }
 
-/// The successor's exports.
 pub(crate) type ServedLanes = BTreeMap<ExportId, ServedLane>;
 
 impl Pending {
-    /// Takes what generation `generation` left.
+    /// Takes over the state of generation `generation`.
     ///
     /// # Errors
-    /// What is told as `Refused`: it is of no use, and its hosts must connect again.
+    /// The state is unusable: its hosts must reconnect. Reported as `Refused`.
     pub(crate) fn new(
         generation: u64,
         region: OwnedFd,
@@ -115,18 +102,16 @@ impl Pending {
         })
     }
 
-    /// What it crashed over.
     pub(crate) fn blamed(&self) -> Option<Blamed> {
         self.blamed
     }
 
-    /// Adds one of its sockets.
     pub(crate) fn add(&mut self, socket: u64, fd: OwnedFd) {
         self.sockets.push((socket, Arc::new(fd)));
     }
 
-    /// Decides what goes on, and writes it into the successor's region and memory: complete, but to no
-    /// effect yet. Sockets are neither read nor written.
+    /// Decides what continues, and writes it into the successor's region and memory, without effect
+    /// yet. Sockets are neither read nor written.
     pub(crate) fn convert(self, new: Successor<'_>) -> Inheritance {
         let facts: Vec<_> = (self.sockets.iter())
             .map(|(socket, fd)| (*socket, counters::read(fd)))

@@ -1,10 +1,10 @@
-//! What a dead engine recorded of one queue, read once.
+//! A dead engine's records of one queue, read once.
 //!
-//! **Design.** Every word of the region is loaded exactly once, into private memory, and bounded on the
-//! way; what fails its check is damage. Bytes of the engine's memory file stay where they are: nothing
-//! of a dead process changes them but devices that still read into its buffers, which are not looked at.
+//! **Design.** Every word of the region is loaded exactly once into private memory and checked; a
+//! failed check is damage. Bytes of the memory file stay there: only devices that still read into
+//! its buffers change it, and those bytes are not used.
 //!
-//! **Not here:** whether the records fit together ([`super::queue`]).
+//! **Not here:** whether the records are consistent ([`super::queue`]).
 
 use super::items::Extent;
 use super::stream::Stretch;
@@ -20,24 +20,20 @@ use forebay_xlate::boundary::region::{
 };
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
 
-/// A command that had a slot.
 #[derive(Clone, Debug)]
 pub(super) struct OldCommand {
-    /// Its slot.
     pub slot: u16,
-    /// How far it was.
     pub state: CommandState,
     /// Its number on the queue.
     pub number: u64,
     /// The stream's position after its capsule.
     pub end: u64,
-    /// When it was taken.
     pub taken_ns: u64,
-    /// As it came.
+    /// As received.
     pub sqe: Sqe,
     /// Its data from the host.
     pub buffer: Option<BufferRef>,
-    /// How far data has come that was asked for.
+    /// How much of the requested data has come.
     pub asked: Asked,
     /// The last R2T.
     pub asked_at: AskedAt,
@@ -94,17 +90,15 @@ pub(super) struct OldOdd {
     pub taken: u64,
 }
 
-/// What was published.
+/// The published transmit items.
 #[derive(Clone, Debug, Default)]
 pub(super) struct OldItems {
-    /// As recorded.
     pub items: Vec<Item>,
     /// The header bytes of their list.
     headers: Vec<u8>,
 }
 
 impl OldItems {
-    /// An item's header.
     pub(super) fn header(&self, item: &Item) -> &[u8] {
         let from = usize::from(item.header_at);
         let header = self
@@ -123,34 +117,29 @@ impl OldItems {
     }
 }
 
-/// See the module's text.
 #[derive(Clone, Debug)]
 pub(super) struct OldQueue {
-    /// Its slot.
     pub queue: u32,
-    /// What never changed.
     pub constants: QueueConstants,
-    /// Commands taken.
+    /// Number of commands taken.
     pub number: u64,
-    /// The position up to which PDUs are taken.
+    /// Position up to which PDUs are taken.
     pub taken: u64,
-    /// Bytes kept.
     pub kept: Option<Stretch>,
     /// Bytes in the reactor's receive buffer, if it received for this queue last.
     pub received: Option<Stretch>,
-    /// The data that a PDU brings: it counts while the position is within it.
+    /// The data of a PDU, valid while the position is within it.
     pub data: InData,
     /// The last answer without a slot.
     pub odd: OldOdd,
-    /// Where the transmitted stream was when nothing was published.
+    /// The transmit position when nothing was published.
     pub tx_at: u64,
-    /// What was published.
     pub items: OldItems,
-    /// The commands that had slots, by slot.
+    /// Ordered by slot.
     pub commands: Vec<OldCommand>,
 }
 
-/// The commands of a queue, sound or not.
+/// The commands of a queue, damaged ones as errors.
 pub(super) fn commands(
     region: &Region,
     queue: u32,
@@ -165,7 +154,7 @@ impl OldQueue {
     /// Reads a queue's records.
     ///
     /// # Errors
-    /// A record is not what was recorded there.
+    /// A record fails its check.
     pub(super) fn read(
         region: &Region,
         memory: &(impl OldBytes + ?Sized),
@@ -217,7 +206,6 @@ impl OldQueue {
     }
 }
 
-/// Whether there are such bytes.
 fn is_there(memory: &(impl OldBytes + ?Sized), buffer: BufferRef) -> bool {
     let last = buffer.offset_bytes + u64::from(buffer.len_bytes.saturating_sub(1));
     memory.read(last, &mut [0]).is_some()

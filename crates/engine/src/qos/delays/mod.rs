@@ -1,13 +1,13 @@
-//! How long operations wait at devices: what corrects their costs.
+//! Measures how long operations wait at devices, to correct their costs.
 //!
-//! **Design.** For each device, one read and one write at a time is timed, from the turn that begins it to the turn
-//! that sees its end. The least time by device, kind and size is its service time; it ages by a thousandth a second.
-//! The excess over twice the least, less the longest turn, is waiting. The least of a window counts (as in CoDel), so a
-//! batch does not look like a standing queue. All devices share one correction. A device that waits longer than the
-//! target is slow and has no say while others are in use. If all are slow, the least counts. A device is in use for a
-//! second after its last timed operation.
-//! **Not here:** what follows from it ([`forebay_qos::estimator`]), waiting for a budget, operations that other
-//! reactors carry out.
+//! **Design.** For each device, one read and one write at a time is timed, from turn to turn. The
+//! least time by device, kind and size is its service time; it ages by a thousandth a second. The
+//! excess over twice the least, less the longest turn, is waiting. The least of a window counts (as
+//! in CoDel), so that a batch does not look like a standing queue. All devices share one
+//! correction. A device above the target is slow and ignored while others are in use; if all are
+//! slow, the least wait counts. A device is in use for a second after its last timed operation.
+//! **Not here:** the correction ([`forebay_qos::estimator`]), waits for a budget, remote
+//! operations.
 
 #[cfg(test)]
 mod tests;
@@ -45,11 +45,11 @@ pub(crate) struct Delays {
 struct Timed {
     in_use: bool,
     came: bool,
-    /// Begin of the timed operation; 0 if there is none.
+    /// Start of the timed operation; 0 if there is none.
     begun_ns: u64,
     size: u8,
     begun: u32,
-    /// Last begin or end of a timed operation.
+    /// Last start or end of a timed operation.
     seen_ns: u64,
     /// Least delay in this window.
     waited_ns: Option<u64>,
@@ -137,7 +137,8 @@ impl Delays {
         self.was_idle = true;
     }
 
-    /// Returns the begin of an operation that is timed, or 0. Those done `away` are only counted.
+    /// Returns the start of an operation if it is timed, or 0. Offloaded (`away`) ones are only
+    /// counted.
     #[inline]
     pub(crate) fn begun(&mut self, device: u8, op: &Op, away: bool) -> u64 {
         let Some(number) = number_of(device, op) else {
@@ -160,7 +161,7 @@ impl Delays {
     pub(super) fn ended(&mut self, device: u8, op: &Op, begun_ns: u64, good: bool, now_ns: u64) {
         let turns_ns = self.longest_ns + self.took_ns;
         let timed = number_of(device, op).map(|number| &mut self.timed[number]);
-        // If this one was given up, another is timed now.
+        // Its timing was given up, and another operation is timed now.
         let Some(timed) = timed.filter(|timed| timed.begun_ns == begun_ns) else {
             return;
         };
