@@ -1,13 +1,9 @@
-//! What a crash leaves in the state region.
+//! Records a crash in the state region, so that the daemon knows which reactor crashed and can
+//! blame its command.
 //!
-//! **Purpose.** The daemon is to know that an engine crashed by itself, and which reactor did, so that it
-//! can blame what that reactor was working on.
-//!
-//! **Design.** A handler for the signals of a crash (a panic aborts, which is one of them) stores one
-//! word in the region's header; then the signal has its usual effect. It runs on the alternate stack
-//! that the standard library gives to each thread, and does nothing but loads and stores.
-//!
-//! **What it does not do.** It prints nothing: the panic's message is in the log already.
+//! **Design.** A handler for crash signals (a panic aborts, which is one) stores one word in the
+//! region's header; then the signal takes its usual effect. The handler only loads and stores. It
+//! runs on the standard library's alternate stack. The panic's message is already in the log.
 
 #![allow(unsafe_code)]
 
@@ -26,7 +22,7 @@ const SIGNALS: [libc::c_int; 5] = [
     libc::SIGABRT,
 ];
 
-/// The header's word; null: nowhere.
+/// The header's word, or null.
 static CRASH: AtomicPtr<AtomicU64> = AtomicPtr::new(null_mut());
 
 thread_local! {
@@ -34,21 +30,20 @@ thread_local! {
     static REACTOR: Cell<u64> = const { Cell::new(0) };
 }
 
-/// This thread is a reactor.
 pub(crate) fn this_is_reactor(number: usize) {
     REACTOR.set(number as u64 + 1);
 }
 
-/// Has crashes of this process recorded in this region, which stays mapped from now on.
+/// Records crashes of this process in this region, which stays mapped from now on.
 ///
 /// # Errors
-/// The system's.
+/// Those of the system.
 pub(crate) fn record_in(region: &Arc<Region>) -> io::Result<()> {
     let region: &'static Arc<Region> = Box::leak(Box::new(region.clone()));
     CRASH.store((&raw const region.header().crash).cast_mut(), Release);
     for signal in SIGNALS {
-        // SAFETY: all zeros is a valid sigaction (no flags, an empty mask); the handler that goes into
-        // it has the type that is called without SA_SIGINFO, and does only what a handler may.
+        // SAFETY: all zeros is a valid sigaction (no flags, empty mask). The handler has the type
+        // for a call without SA_SIGINFO, and is async-signal-safe.
         let done = unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = on_crash as extern "C" fn(libc::c_int) as usize;
@@ -66,11 +61,11 @@ extern "C" fn on_crash(signal: libc::c_int) {
     // SAFETY: null, or a word of a mapping that is never unmapped (see `record_in`).
     if let Some(crash) = unsafe { CRASH.load(Acquire).as_ref() } {
         let word = u64::from(signal.unsigned_abs()) << 32 | REACTOR.get();
-        // The first one counts: what comes after it may be its consequence.
+        // Only the first crash counts: later ones may be its consequence.
         let _ = crash.compare_exchange(0, word, Release, Relaxed);
     }
-    // Its usual effect, when this returns: the handler is reset and the signal blocked until then.
-    // SAFETY: raise is one of the functions that a handler may call.
+    // SAFETY: raise is async-signal-safe. The usual effect follows when this returns: the handler
+    // is reset, and the signal is blocked until then.
     unsafe { libc::raise(signal) };
 }
 

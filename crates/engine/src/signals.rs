@@ -1,20 +1,17 @@
-//! What a process inherits of signals.
+//! Resets inherited signal settings, so that the parent (a terminal, nohup, a service manager) does
+//! not decide which signals end Forebay.
 //!
-//! **Purpose.** Whoever starts Forebay (a terminal, nohup, a service manager) decides neither which signals end it nor which
-//! it never gets.
-//!
-//! **Design.** Nothing is blocked. SIGTERM, SIGINT and what tells of a crash or of children have their usual effect.
-//! Everything else would end or stop the process and is ignored, so what exceeds a limit of file sizes is an error of the
-//! call.
-//!
-//! **Not here:** what the daemon does when it is told to end or to read its configuration again.
+//! **Design.** No signal is blocked. SIGTERM, SIGINT and signals about crashes or children keep
+//! their usual effect; all others are ignored. So a write beyond the file size limit is an error of
+//! the call. **Not here:** the daemon's reactions to signals.
 
 #![allow(unsafe_code)]
 
 use std::io;
 use std::ptr::null_mut;
 
-/// Their usual effect is wanted. Not those of [`crate::crash`]: the standard library has handlers for some.
+/// Signals with their usual effect. Not those of [`crate::crash`]: the standard library handles
+/// some of them.
 const USUAL: [libc::c_int; 5] = [
     libc::SIGTERM,
     libc::SIGINT,
@@ -43,16 +40,17 @@ const IGNORED: [libc::c_int; 16] = [
     libc::SIGTTOU,
 ];
 
-/// Resets inherited signals. Call it before any thread is started, because each thread has its own mask.
+/// Resets inherited signals. Call it before any thread starts, because each thread has its own
+/// mask.
 ///
 /// # Errors
-/// The system's.
+/// Those of the system.
 pub fn reset() -> io::Result<()> {
     let usual = USUAL.map(|signal| (signal, libc::SIG_DFL));
     let ignored = IGNORED.map(|signal| (signal, libc::SIG_IGN));
     let real_time = (libc::SIGRTMIN()..=libc::SIGRTMAX()).map(|signal| (signal, libc::SIG_IGN));
     for (signal, effect) in usual.into_iter().chain(ignored).chain(real_time) {
-        // SAFETY: neither of both effects is a handler: no code of ours runs in a signal.
+        // SAFETY: neither effect is a handler, so no code runs in a signal.
         if unsafe { libc::signal(signal, effect) } == libc::SIG_ERR {
             return Err(io::Error::last_os_error());
         }

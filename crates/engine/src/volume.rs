@@ -1,10 +1,10 @@
-//! A volume as the data path sees it: geometry, translation table, how far it is committed, and
-//! which devices it may have written to.
+//! A volume in the data path: geometry, translation table, commits, and the devices that it may
+//! have written to.
 //!
-//! **Design.** Shared by the control thread (the only writer) and the reactors. Growth makes a new
-//! value that shares the counters and the table's leaves. A device counts as written from the first
-//! grant that allows it, and for good: every grant outstanding is told again to a new engine, so the
-//! set covers what a dead one wrote. **Not here:** extents' states (the pool).
+//! **Design.** The control thread (the only writer) and the reactors share it. Growth makes a new
+//! value that shares the counters and the table's leaves. A device counts as written for good, from
+//! the first grant that allows it. A new engine gets every outstanding grant again, so its set
+//! covers a dead engine's writes. **Not here:** extents' states (the pool).
 
 use forebay_xlate::boundary::message::VolumeConfig;
 use forebay_xlate::table::Table;
@@ -12,23 +12,18 @@ use forebay_xlate::{DeviceIndex, ExtentRange, VolumeId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
-/// How far a volume's mappings are durable.
 #[derive(Debug, Default)]
 struct Commits {
-    /// The highest commit sequence granted.
     granted: AtomicU64,
-    /// Everything up to here is durable.
+    /// Everything up to this sequence is durable.
     committed: AtomicU64,
-    /// A bit for each device that a grant has let it write to.
+    /// Bit by device: a grant has allowed writes to it.
     devices: [AtomicU64; 4],
 }
 
-/// See the module's text.
 #[derive(Debug)]
 pub struct Volume {
-    /// As the daemon configured it.
     pub config: VolumeConfig,
-    /// Its translations.
     pub table: Table,
     /// log2 of the extent's bytes.
     pub extent_shift: u32,
@@ -36,7 +31,7 @@ pub struct Volume {
 }
 
 impl Volume {
-    /// A volume without translations. `None` when the geometry makes no sense.
+    /// A volume without translations; `None` if the geometry is invalid.
     pub fn new(config: VolumeConfig) -> Option<Self> {
         let valid = config.extent_bytes.is_power_of_two()
             && config.block_bytes.is_power_of_two()
@@ -56,7 +51,7 @@ impl Volume {
         })
     }
 
-    /// The same volume, grown. Never smaller; block and extent size can't change.
+    /// The volume with a larger size; `None` for any other change.
     pub fn grown(&self, config: VolumeConfig) -> Option<Self> {
         let same = config.block_bytes == self.config.block_bytes
             && config.extent_bytes == self.config.extent_bytes
@@ -74,27 +69,24 @@ impl Volume {
         })
     }
 
-    /// Its identity.
     pub fn id(&self) -> VolumeId {
         self.config.volume
     }
 
-    /// All of its logical extents.
     pub fn whole(&self) -> ExtentRange {
         ExtentRange::new(0, self.table.extents())
     }
 
-    /// Blocks that hosts see.
     pub fn blocks(&self) -> u64 {
         self.config.size_bytes / u64::from(self.config.block_bytes)
     }
 
-    /// A grant with this commit sequence is about to be installed (0: already durable).
+    /// Call it before a grant with this commit sequence (0: durable) is installed.
     pub fn granted(&self, sequence: u64) {
         self.commits.granted.fetch_max(sequence, SeqCst);
     }
 
-    /// A grant that allows writing to this device is about to be installed.
+    /// Call it before a grant that allows writes to this device is installed.
     pub fn may_write_to(&self, device: DeviceIndex) {
         let bit = 1u64 << (device.0 % 64);
         let set = &self.commits.devices[usize::from(device.0 / 64)];
@@ -111,12 +103,11 @@ impl Volume {
             .map(DeviceIndex)
     }
 
-    /// The owner committed up to here.
     pub fn committed(&self, sequence: u64) {
         self.commits.committed.fetch_max(sequence, SeqCst);
     }
 
-    /// The commit that a FLUSH which begins now must wait for; 0 when all is durable.
+    /// The commit that a FLUSH which begins now must wait for; 0 if all is durable.
     pub fn uncommitted(&self) -> u64 {
         let granted = self.commits.granted.load(Acquire);
         if granted > self.commits.committed.load(Acquire) {
@@ -126,7 +117,6 @@ impl Volume {
         }
     }
 
-    /// Whether everything up to `sequence` is durable.
     pub fn is_committed(&self, sequence: u64) -> bool {
         self.commits.committed.load(Acquire) >= sequence
     }

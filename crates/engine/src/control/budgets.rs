@@ -1,9 +1,10 @@
-//! Admission as the daemon states it: parameters, costs, tenants, and whose volumes are.
+//! Admission as set by the daemon: parameters, costs, tenants, and volumes' tenants.
 //!
-//! **Design.** A tenant has a slot in the state region, in each reactor's scheduler and in the ledger that they share.
-//! A change of parameters makes a new admission for each reactor; a budget is posted alone. The ledger stays, so that
-//! credit does. A released slot is used again last, because a reactor may still write into its record.
-//! **Not here:** what is done with it ([`crate::qos`]), what is promised to whom (the daemon).
+//! **Design.** A tenant has a slot in the state region, in each reactor's scheduler and in their
+//! shared ledger. New parameters make a new admission for each reactor; a budget is posted alone.
+//! The ledger stays, and with it credit. A released slot is reused last, because a reactor may
+//! still write its record. **Not here:** the use of admission ([`crate::qos`]), and promises (the
+//! daemon).
 
 use super::Control;
 use crate::core::Admission;
@@ -28,7 +29,7 @@ pub(super) struct TenantSlots {
 struct SlotOwner {
     slot: u32,
     budget: Budget,
-    /// Its base comes first if bases exceed what there is.
+    /// Its base has precedence if bases exceed the node's resources.
     guaranteed: bool,
 }
 
@@ -73,7 +74,7 @@ impl TenantSlots {
                 return Err(format!("a node that has no {name} admits nothing"));
             }
         }
-        // Each reactor has one processor; those of its helpers are added while they help.
+        // One processor per reactor; those of its helpers are added while they help.
         let per_second = capacity.capacity(1).per_second();
         let costs = scheduling.cost_table();
         let make = |_| {
@@ -131,7 +132,8 @@ impl Control {
         Ok(())
     }
 
-    /// Sets a tenant's budget, and the `credit` of a new tenant; `None` removes the tenant and its volumes' shares.
+    /// Sets a tenant's budget, and the `credit` of a new tenant. `None` removes the tenant and its
+    /// volumes' shares.
     pub(super) fn set_tenant_budget(
         &mut self,
         tenant: TenantId,
@@ -188,7 +190,7 @@ impl Control {
                 let record = &self.region.tenants()[slot as usize];
                 begin(record, Some(tenant));
                 let [ops, bytes] = ledger.entry(slot as usize).save(&budget, credit);
-                // For the next engine, if it must begin at once.
+                // For a successor that must start at once.
                 record.credit_ops.store(ops, Relaxed);
                 record.credit_bytes.store(bytes, Relaxed);
                 self.post_all(|| Post::NewTenant(slot));

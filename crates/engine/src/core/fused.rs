@@ -1,9 +1,9 @@
-//! Compare, and compare-and-write, begin and end.
+//! Starts and ends Compare and compare-and-write.
 //!
-//! **Purpose.** A command that compares reads first, and goes on by what it has read.
-//! **Design.** What is read and what is expected are kept apart ([`crate::io::fused`]); while somebody compares, each command's
-//! end is looked at here. Before the write of one that passed goes to a device, its record says that it passed.
-//! **Not here:** which two commands are a pair, and their answers (`nvme_tcp::fused`).
+//! **Design.** A comparing command first reads; its data and the expected data are kept apart
+//! ([`crate::io::fused`]). While any compare is in progress, each command's end is checked here. A
+//! passed command's record is marked before its write goes to a device. **Not here:** recognizing
+//! pairs, and their answers (`nvme_tcp::fused`).
 
 use super::Core;
 use crate::io::command::{IoOp, NewIo, Token};
@@ -11,22 +11,23 @@ use crate::io::fused::{Comparing, Expected, Judged, PIECE_BYTES, SMALL_PIECE_BYT
 use forebay_xlate::kill_point;
 
 impl Core {
-    /// Begins a Compare, whose buffer is what the host expects; or a compare-and-write, whose buffer is what
-    /// it writes if its one block is as `expected`; or the write of one that has passed in a dead engine.
+    /// Begins a Compare, whose buffer has the expected data, or a compare-and-write, which writes
+    /// its buffer if its block is as `expected`. A Write has already passed its compare in a dead
+    /// engine.
     ///
     /// # Errors
-    /// The command itself, when there is no room or no memory for it now.
+    /// The command itself, if there is no room or no memory for it now.
     pub fn start_comparing(&mut self, mut new: NewIo, expected: Expected<'_>) -> Result<(), NewIo> {
         self.settle_orphans();
         let served = self.lanes.get(new.lane).is_some_and(|lane| !lane.removed);
         if !served || !self.may_start(new.lane) {
             return self.start(new);
         }
-        // From here on nothing refuses it: the scratch that it takes would count against it.
+        // It cannot be refused from here on: its scratch buffer would count against it.
         let scratch = match new.op {
             IoOp::Compare { len_bytes, .. } => (self.staging.take(len_bytes.min(PIECE_BYTES)))
                 .or_else(|| self.staging.take(len_bytes.min(SMALL_PIECE_BYTES))),
-            // What is read, and behind it what is expected.
+            // Read data, followed by expected data.
             IoOp::CompareAndWrite { len_bytes, .. }
                 if expected.bytes.len() == len_bytes as usize =>
             {
@@ -57,7 +58,7 @@ impl Core {
         Ok(())
     }
 
-    /// A command would end. One that compares may have more to do: `None`.
+    /// Checks a command that is about to end; `None` if it must compare or write more.
     #[cold]
     pub(super) fn compared(&mut self, token: Token) -> Option<Token> {
         let i = token.index();

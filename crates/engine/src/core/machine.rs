@@ -1,8 +1,8 @@
-//! Commands of machines begin.
+//! Starts commands whose bytes lie in a VM's memory.
 //!
-//! **Purpose.** Takes a command whose bytes lie in a machine's memory, or carries it out at once.
-//! **Design.** Most commands on a device in memory, or on one that keeps nothing, are over before they would have had a place
-//! in the slab ([`Core::at_once`]). **Not here:** how their bytes get to devices ([`crate::io::machine`]).
+//! **Design.** Most commands on a device in memory, or on one that stores nothing, end before they
+//! get a place in the slab ([`Core::at_once`]). **Not here:** how their bytes get to devices
+//! ([`crate::io::machine`]).
 
 #![allow(unsafe_code)]
 
@@ -18,9 +18,9 @@ use forebay_qos::cost::Operation;
 use forebay_xlate::reactor_side::{self, access};
 
 impl Core {
-    /// Carries a read or a write out here and now, where its device needs no ring for it, all of it lies in one extent that is
-    /// translated, and nothing has to be waited for, before or after. False: it is to be started. So is what failed: it
-    /// fails once more then, and is counted.
+    /// Completes a read or write at once, if its device needs no ring, one extent's translation
+    /// covers it, and it waits for nothing. False: start it normally. A failed one also starts
+    /// normally, and fails there and is counted.
     #[inline]
     pub fn at_once(&mut self, lane: LaneIndex, op: &IoOp, pieces: &Pieces) -> bool {
         let (offset, len_bytes, write) = match *op {
@@ -79,7 +79,8 @@ impl Core {
         if !self.qos.admit(lane, operation, len_bytes) {
             return false;
         }
-        // SAFETY: `pieces` holds them, and outlives this; for a read they may be written, as was just asked.
+        // SAFETY: `pieces` holds them and outlives this. For a read they are writable, as was
+        // checked above.
         let bufs = pieces.slices().iter().map(|slice| unsafe { slice.buf() });
         if now.transfer(write, bufs).is_err() {
             return false;
@@ -91,13 +92,12 @@ impl Core {
         true
     }
 
-    /// Begins a machine's command. Its bytes lie in its memory, in pieces as long as the operation says (and to be
-    /// written if it reads); or its frontend has made a buffer of them, and there are no pieces. It comes back through
-    /// [`Core::next_ended`], once, and without a buffer. One of more than [`MAX_TRANSFER_BYTES`], or more than its
-    /// pieces are, fails.
+    /// Begins a VM's command. Its bytes lie in pieces as long as the operation (writable for a
+    /// read), or in a buffer from its frontend. It comes back once, through [`Core::next_ended`],
+    /// without a buffer. It fails if it is longer than [`MAX_TRANSFER_BYTES`] or its pieces.
     ///
     /// # Errors
-    /// The command itself, when there is no room or memory for it now; then nothing was taken of the pieces.
+    /// The command itself, if there is no room or memory now; its pieces are then unchanged.
     pub fn start_machine(&mut self, mut new: NewIo, pieces: &mut Pieces) -> Result<(), NewIo> {
         if self.lanes.keeps_machines_from(new.lane, &new.op) {
             pieces.clear();
@@ -126,7 +126,7 @@ impl Core {
             let Some(mut buffer) = self.staging.take(len_bytes) else {
                 return Err(new);
             };
-            // So many there are, as was just looked at.
+            // The length was checked above.
             let _ = pieces.read(0, buffer.as_mut_slice());
             new.buffer = Some(buffer);
         }
@@ -149,7 +149,6 @@ impl Core {
         Ok(())
     }
 
-    /// Begins a read or a write.
     #[inline]
     fn start_direct(
         &mut self,
@@ -166,7 +165,7 @@ impl Core {
         let Some(index) = self.slab.take_free() else {
             return Err(new);
         };
-        // One without memory ends with an error.
+        // A command without memory ends with an error.
         let fits = len_bytes <= MAX_TRANSFER_BYTES.min(pieces.len_bytes())
             && (pieces.is_writable() || !matches!(new.op, IoOp::Read { .. }));
         let count = match fits {

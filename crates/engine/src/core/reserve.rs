@@ -1,12 +1,13 @@
-//! A volume's reservations in the core: what a host that lost its access still has in hand.
+//! Reservations in the core: waits for the commands of hosts that lost access.
 //!
-//! **Design.** A host that takes others' access away must not see their writes land after its answer. So when access
-//! has changed, what of them isn't at a device ends, and the answer waits until the rest has ended ([`Drain`]): the
-//! commands in the slab, by place and generation; and every span of the volume that there is then
-//! ([`crate::recovery`]), because a span may be anybody's. That includes what a dead engine may still
-//! have at a device, until its fence has passed.
+//! **Design.** No write of a host without access may land after the answer to the command that
+//! removed the access. So its commands that are not at a device end, and the answer waits for the
+//! rest ([`Drain`]): commands by place and generation, and all present spans of the volume
+//! ([`crate::recovery`]), since any host may own them. That includes a dead engine's operations
+//! until the fence.
 //!
-//! **Not here:** the rules (`nvme::reservation`), who has lost what, and the answer (`tcp::reserve`).
+//! **Not here:** the rules (`nvme::reservation`), which hosts lost access, and the answer
+//! (`tcp::reserve`).
 
 use super::Core;
 use crate::io::command::{IoOp, Owner, Stage};
@@ -14,7 +15,7 @@ use crate::lane::LaneIndex;
 use forebay_nvme::Status;
 use forebay_xlate::VolumeId;
 
-/// What has to end.
+/// Commands and spans that must end.
 #[derive(Debug)]
 pub struct Drain {
     volume: VolumeId,
@@ -25,8 +26,8 @@ pub struct Drain {
 }
 
 impl Drain {
-    /// Ends the commands of a volume that `which` chooses: with `status` and now what has nothing at a device. Says
-    /// what is to be waited for until nothing of them can change anything.
+    /// Ends a volume's commands that `which` selects, if they are not at a device, with `status`.
+    /// Returns the wait for those that may still change data.
     pub fn begin(
         core: &mut Core,
         volume: VolumeId,
@@ -52,7 +53,7 @@ impl Drain {
         }
     }
 
-    /// Whether all of it has ended.
+    /// Whether all have ended.
     pub fn is_over(&mut self, core: &Core) -> bool {
         self.commands.retain(|(index, generation)| {
             let io = &core.slab[*index as usize];

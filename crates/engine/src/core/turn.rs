@@ -1,7 +1,7 @@
-//! A turn of a reactor, as far as it is the core's: the clock, what the ring completed, what is given to it, and sleep.
+//! The core's part of a reactor's turn: clock, completions, submission, sleep.
 //!
-//! **Design.** The ring is entered when a turn ends, and before that where devices have little to do. **Not here:** the loop
-//! itself ([`crate::reactor`]).
+//! **Design.** The ring is entered at a turn's end, and before if devices have little to do. **Not
+//! here:** the loop itself ([`crate::reactor`]).
 
 use super::Core;
 use crate::io::command::{Stage, Token};
@@ -9,14 +9,14 @@ use crate::io::devices::kind;
 use forebay_device::ring::Completion;
 use forebay_xlate::kill_point;
 
-/// With so many slices at devices, the wait for one of them is not worth a processor: they end by interrupt, and
-/// whoever polls meanwhile may keep the kernel from its side of the work.
+/// With this many slices at devices, polling is not worth a processor: they end by interrupt, and
+/// polling may delay the kernel's work.
 pub(super) const SLEEP_SLICES: usize = 8;
-/// Devices at which nothing ended for so long are slow, or hang: others are polled for as ever.
+/// If no operation ended for this long, devices are slow or hang; then polling continues.
 pub(super) const LIVELY_NS: u64 = 1_000_000;
 
 impl Core {
-    /// Takes what the ring completed; true if there was anything.
+    /// Handles completions; true if there were any.
     pub fn reap(&mut self) -> bool {
         let mut any = self.away.out > 0 && self.take_answers();
         if !self.devices.ring.has_completions() {
@@ -71,7 +71,7 @@ impl Core {
         }
     }
 
-    /// The end of a turn: what found no room in the ring is tried again, and the ring is submitted.
+    /// Ends a turn: retries operations that found no room, and submits the ring.
     pub fn submit(&mut self) -> bool {
         self.blame(None);
         self.machines.turn();
@@ -95,7 +95,7 @@ impl Core {
         again || admitted
     }
 
-    /// Tries again what found no room, in the ring or among the slices.
+    /// Retries operations that found no room in the ring or among the slices.
     fn try_again(&mut self) -> bool {
         let again = self.waits.has_ring_wait() || !self.slices.again.is_empty();
         if again {
@@ -131,14 +131,14 @@ impl Core {
         again
     }
 
-    /// Reads the clock for the turn that begins.
+    /// Reads the clock for a new turn.
     #[inline]
     pub fn begin_turn(&mut self) -> u64 {
         self.blame(None);
         self.clock.stamp();
         let now_ns = self.clock.now_ns;
         if self.away.spreads() && self.away.begin_turn(now_ns) {
-            // Who may help is looked at, and what there is to give out here with their processors.
+            // The idle reactors may have changed, and with them the processors to allocate here.
             self.qos.set_processors(self.away.look(now_ns));
         }
         self.qos
@@ -146,14 +146,14 @@ impl Core {
         now_ns
     }
 
-    /// This reactor has nothing to do.
+    /// Call it when this reactor has nothing to do.
     #[inline]
     pub fn is_idle(&mut self) {
         self.qos.is_idle(&self.region);
         self.away.is_idle();
     }
 
-    /// Whether anything must be tried again without an event to wait for.
+    /// Whether anything must be retried without an event to wait for.
     pub fn must_turn(&self) -> bool {
         !self.ended.is_empty()
             || self.waits.has_ring_wait()
@@ -166,8 +166,7 @@ impl Core {
             || self.away.must_turn()
     }
 
-    /// Whether devices have so much, and end it so fast, that who finds nothing to do should sleep at once until one of them
-    /// has something.
+    /// Whether devices have so many fast operations that an idle reactor should sleep at once.
     #[inline]
     pub fn waits_for_devices(&self) -> bool {
         self.away.at_devices(self.slices.in_flight()) >= SLEEP_SLICES

@@ -1,20 +1,17 @@
-//! The time, as of a reactor's turn.
+//! A reactor's time. It is read once per turn, so commands cost no clock reads.
 //!
-//! **Purpose.** Everything in a turn happens at one time, which is read once; so commands cost no clock of their own.
-//! **Design.** Beside it stands until when the daemon was heard: who waits for the daemon is late only if a look at its socket
-//! was later than the deadline.
-//! **Not here:** what is done when time is over ([`crate::io::waits`]).
+//! **Design.** It also holds the time up to which the daemon's messages have been handled. A wait
+//! for the daemon is late only if its socket was read after the deadline. **Not here:** the effect
+//! of timeouts ([`crate::io::waits`]).
 
-/// A command that waits for the daemon longer than this ends with Command Interrupted.
+/// A command that waits longer for the daemon ends with Command Interrupted.
 pub const OWNER_WAIT_LIMIT_NS: u64 = 20_000_000_000;
 
-/// See the module's text.
 #[derive(Debug)]
 pub struct Clock {
     pub(crate) now_ns: u64,
-    /// What the daemon had said by then is here.
+    /// Messages of the daemon up to this time have been handled.
     heard_ns: u64,
-    /// A test's time.
     #[cfg(test)]
     fixed_ns: Option<u64>,
 }
@@ -29,7 +26,6 @@ impl Clock {
         }
     }
 
-    /// Reads the time for what begins now.
     #[inline]
     pub fn stamp(&mut self) {
         self.now_ns = self.read();
@@ -44,7 +40,8 @@ impl Clock {
         monotonic_ns()
     }
 
-    /// Time since `then_ns`. What ends in the turn that it began in has the clock read for it: no time is 0.
+    /// Time since `then_ns`. Reads the clock for operations that begin and end in one turn, so that
+    /// no time is 0.
     #[inline]
     pub fn since(&self, then_ns: u64) -> u64 {
         match self.now_ns.saturating_sub(then_ns) {
@@ -53,7 +50,6 @@ impl Clock {
         }
     }
 
-    /// What the daemon had said by then is here.
     pub fn owner_was_heard(&mut self, ns: u64) {
         self.heard_ns = ns;
     }
@@ -63,29 +59,27 @@ impl Clock {
         self.heard_ns.min(self.now_ns)
     }
 
-    /// Whether the daemon was not heard to answer by then.
+    /// Whether the daemon is known not to have answered by the deadline.
     pub fn owner_is_late(&self, deadline_ns: u64) -> bool {
         deadline_ns <= self.owner_heard_ns()
     }
 
-    /// When a command that asks the daemon now has waited long enough.
+    /// Deadline of a command that asks the daemon now.
     pub fn owner_deadline_ns(&self) -> u64 {
         self.now_ns + OWNER_WAIT_LIMIT_NS
     }
 
-    /// Lets time pass in a test that makes no turns.
     #[cfg(test)]
     pub(crate) fn set_now_ns(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
     }
 
-    /// From now on time passes by itself.
     #[cfg(test)]
     pub(crate) fn let_clock_run(&mut self) {
         self.fixed_ns = None;
     }
 
-    /// From now on it is as late as a test says, in turns too.
+    /// Sets the time for a test, for later turns too.
     #[cfg(test)]
     pub(crate) fn set_clock_ns(&mut self, ns: u64) {
         self.fixed_ns = Some(ns);

@@ -1,20 +1,17 @@
-//! Flushes of devices, each for as many as ask for it.
+//! Device flushes, shared by all commands that ask for one.
 //!
-//! **Design.** A device has at most one flush running in a reactor; whoever asks while it runs waits
-//! for the next one, which all of them share, so flushes of many tenants are merged.
-//! **Not here:** which devices a command must have flushed, and the commit that follows ([`crate::core`]).
+//! **Design.** A reactor runs at most one flush per device. Commands that ask meanwhile share the
+//! next one, so the flushes of many tenants are merged. **Not here:** a command's choice of
+//! devices, and the commit that follows ([`crate::core`]).
 
 use crate::io::devices::{DeviceRing, kind};
 use crate::io::slab::MAX_IOS;
 use forebay_device::{Errno, Finish, Op, Submitted};
 use forebay_xlate::DeviceIndex;
 
-/// Who waits for a device's flush.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Waiter {
-    /// A command of the slab.
     Io(u32),
-    /// A job of the internal lane.
     Job(u64),
 }
 
@@ -23,7 +20,6 @@ enum Running {
     No,
     /// To be submitted when the ring has room.
     Wanted,
-    /// At the device.
     Yes(Op),
 }
 
@@ -34,7 +30,6 @@ struct DeviceFlush {
     next: Vec<Waiter>,
 }
 
-/// Each device's flush.
 #[derive(Debug)]
 pub(crate) struct Flusher {
     devices: Vec<DeviceFlush>,
@@ -54,18 +49,16 @@ impl Flusher {
         }
     }
 
-    /// Whether any flush is running or wanted.
     pub(crate) fn is_busy(&self) -> bool {
         let idle = |flush: &DeviceFlush| matches!(flush.running, Running::No);
         !self.devices.iter().all(idle)
     }
 
-    /// Whether a device's flush is at the device.
     pub(crate) fn is_at_device(&self, device: DeviceIndex) -> bool {
         matches!(self.devices[usize::from(device.0)].running, Running::Yes(_))
     }
 
-    /// Asks for a flush of a device that begins after now. Says how it ended, if it did at once.
+    /// Asks for a flush of a device that begins after now. Returns its result if it ended at once.
     pub(crate) fn ask(
         &mut self,
         device: u8,
@@ -75,7 +68,7 @@ impl Flusher {
         let flush = &mut self.devices[usize::from(device)];
         for list in [&mut flush.now, &mut flush.next] {
             if list.capacity() == 0 {
-                // Once for each device, when it is first flushed: not per command.
+                // Once per device, at its first flush.
                 list.reserve_exact(MAX_IOS + 64);
             }
         }
@@ -105,12 +98,11 @@ impl Flusher {
         None
     }
 
-    /// Whether some found no room in the ring. They are tried again now ([`Flusher::try_again`]).
+    /// Whether some found no room in the ring; the caller then calls [`Flusher::try_again`].
     pub(crate) fn must_retry(&mut self) -> bool {
         std::mem::take(&mut self.retry)
     }
 
-    /// Tries a device's flush again, if it found no room in the ring.
     pub(crate) fn try_again(
         &mut self,
         device: u8,
@@ -122,7 +114,7 @@ impl Flusher {
         }
     }
 
-    /// The ring says that a device's flush ended. Says how, if that is so.
+    /// Handles a flush's completion; returns its result if all of it has ended.
     pub(crate) fn completed(
         &mut self,
         device: u8,
@@ -139,8 +131,8 @@ impl Flusher {
         }
     }
 
-    /// A device's flush has ended: takes out who waited for it, and begins the next one if somebody waits for that. Says how
-    /// that one ended, if it did at once.
+    /// Ends a device's flush: returns its waiters, and begins the next flush if any command waits
+    /// for it. Also returns that one's result if it ended at once.
     pub(crate) fn ended(
         &mut self,
         device: u8,
@@ -157,7 +149,7 @@ impl Flusher {
         (ended, next)
     }
 
-    /// Keeps a list that is empty now for the next flush.
+    /// Keeps an empty list for the next flush.
     pub(crate) fn keep(&mut self, device: u8, list: Vec<Waiter>) {
         let flush = &mut self.devices[usize::from(device)];
         if flush.next.capacity() == 0 {
@@ -167,7 +159,6 @@ impl Flusher {
         }
     }
 
-    /// A command waits for no flush any more.
     pub(crate) fn forget(&mut self, index: u32) {
         for flush in &mut self.devices {
             for list in [&mut flush.now, &mut flush.next] {

@@ -1,11 +1,10 @@
-//! The internal lane: the one place where the system itself moves data.
+//! The internal lane: zero-fill and flush jobs of the owner.
 //!
-//! **Design.** Jobs come from the owner and are queued; at most [`MAX_OF_DEVICE`] operations of them
-//! are at a device at once, in pieces of [`PIECE_BYTES`], so that tenants' commands keep going between.
-//! A device never takes the last place, so one that hangs keeps the others' jobs from nothing.
-//! Laundering punches: afterwards the extents read as zeros, and a sparse file is smaller.
-//!
-//! **Not here:** when an extent counts as clean (the owner flushes, then commits).
+//! **Design.** At most [`MAX_OF_DEVICE`] operations of jobs are at a device at once, in pieces of
+//! [`PIECE_BYTES`], so that tenants' commands run between them. The last free place is never used
+//! by a device that has one, so a hung device does not block others. Zero-fill punches: the extents
+//! then read as zeros, and a sparse file shrinks. **Not here:** when an extent counts as clean (the
+//! owner flushes, then commits).
 
 use crate::io::devices::{DeviceRing, kind};
 use crate::io::settle::{EndedAtDevice, Settles};
@@ -15,7 +14,7 @@ use forebay_xlate::boundary::message::{DeviceConfig, Job};
 use forebay_xlate::{DeviceIndex, ExtentRange};
 use std::collections::VecDeque;
 
-/// Operations at all devices.
+/// Most operations at all devices.
 pub(crate) const MAX_ACTIVE: usize = 32;
 const MAX_OF_DEVICE: usize = 2;
 const PIECE_BYTES: u64 = 16 << 20;
@@ -24,22 +23,21 @@ const PIECE_BYTES: u64 = 16 << 20;
 struct Active {
     job: u64,
     device: u8,
-    /// Where the next piece begins, and where the job ends (bytes on the device).
+    /// Device bytes: the start of the next piece, and the job's end.
     next: u64,
     end: u64,
-    /// The operation at the device, or to be put there.
+    /// The operation at the device, or to be submitted.
     op: Option<Op>,
     at_device: bool,
 }
 
-/// Jobs waiting and active.
 #[derive(Debug)]
 pub struct Jobs {
     pub(crate) queue: VecDeque<(u64, Job)>,
-    /// Something has changed since the queue was looked through.
+    /// Something has changed since the last pass through the queue.
     look: bool,
     active: [Option<Active>; MAX_ACTIVE],
-    /// How many of those there are.
+    /// Number of active jobs.
     count: usize,
 }
 
@@ -53,24 +51,20 @@ impl Jobs {
         }
     }
 
-    /// The places whose operation is at this device.
     pub(crate) fn at_device(&self, device: DeviceIndex) -> [bool; MAX_ACTIVE] {
         let here = |a: &Active| a.at_device && a.device == device.0;
         std::array::from_fn(|i| self.active[i].as_ref().is_some_and(here))
     }
 
-    /// Whether the internal lane has work.
     #[cfg(test)]
     pub(crate) fn any(&self) -> bool {
         !self.queue.is_empty() || self.count > 0
     }
 
-    /// A queued job may be able to begin.
     pub(crate) fn look_again(&mut self) {
         self.look = true;
     }
 
-    /// Whether a queued job may be able to begin.
     pub(crate) fn must_turn(&self) -> bool {
         self.look && !self.queue.is_empty()
     }
@@ -85,13 +79,12 @@ impl Jobs {
             .flatten()
     }
 
-    /// Takes a job.
     pub fn start(&mut self, job: u64, work: Job) {
         self.queue.push_back((job, work));
         self.look = true;
     }
 
-    /// How many queued jobs are to be looked at now.
+    /// Number of queued jobs to check now.
     pub(crate) fn take_queued(&mut self) -> usize {
         match std::mem::take(&mut self.look) {
             true => self.queue.len(),
@@ -99,7 +92,7 @@ impl Jobs {
         }
     }
 
-    /// Begins to punch; false when the device has enough to do.
+    /// Begins to punch; false if the device has enough to do.
     pub(crate) fn launder(
         &mut self,
         job: u64,
@@ -122,7 +115,6 @@ impl Jobs {
         true
     }
 
-    /// Puts operations of jobs to their devices.
     pub(crate) fn advance_all(
         &mut self,
         devices: &mut DeviceRing,
@@ -182,7 +174,6 @@ impl Jobs {
         }
     }
 
-    /// The ring says that an operation ended.
     pub(crate) fn completed(
         &mut self,
         place: usize,

@@ -1,8 +1,6 @@
-//! The lanes of a reactor: which there are, and what they show.
-//!
-//! **Purpose.** Whoever has a command finds what it belongs to: the volume, the export, and what was counted of it.
-//! **Design.** A lane has its place in a fixed table, by its number. One that is removed stays until its commands have ended.
-//! **Not here:** what a lane is ([`crate::lane`]), and what its commands wait for ([`crate::io::waits`]).
+//! The lanes of a reactor, in a fixed table by number. A removed lane stays until its commands have
+//! ended. **Not here:** the lane itself ([`crate::lane`]), and waits of its commands
+//! ([`crate::io::waits`]).
 
 use crate::io::command::{Io, IoOp};
 use crate::lane::{Lane, LaneIndex, VolumeStatistics};
@@ -13,7 +11,6 @@ use forebay_xlate::boundary::message::ExportId;
 use forebay_xlate::boundary::region::{MAX_LANES, bump};
 use std::sync::Arc;
 
-/// See the module's text.
 #[derive(Debug)]
 pub struct Lanes {
     lanes: Vec<Option<Lane>>,
@@ -26,7 +23,6 @@ impl Lanes {
         }
     }
 
-    /// A lane that is served here.
     #[inline]
     pub fn get(&self, index: LaneIndex) -> Option<&Lane> {
         self.lanes.get(index.0 as usize)?.as_ref()
@@ -53,14 +49,12 @@ impl Lanes {
         Some(self.get(io.lane)?.volume.id())
     }
 
-    /// The lane of an export.
     pub fn of_export(&self, export: ExportId) -> Option<LaneIndex> {
         self.iter()
             .find(|l| l.export.export == export && !l.removed)
             .map(|l| l.index)
     }
 
-    /// The exports of a volume that are served here.
     pub fn exports_of(&self, volume: VolumeId) -> Vec<ExportId> {
         self.iter()
             .filter(|l| l.volume.id() == volume)
@@ -68,7 +62,6 @@ impl Lanes {
             .collect()
     }
 
-    /// Adds a lane, or changes what an existing one shows.
     pub(crate) fn set(&mut self, lane: Lane) {
         let place = &mut self.lanes[lane.index.0 as usize];
         match place {
@@ -85,28 +78,25 @@ impl Lanes {
         self.lanes[index.0 as usize] = None;
     }
 
-    /// A volume grew.
     pub fn set_volume(&mut self, volume: &Arc<Volume>) {
         for lane in self.of_volume(volume.id()) {
             lane.volume = volume.clone();
         }
     }
 
-    /// The reservations of a volume are these now.
     pub fn set_reservations(&mut self, volume: VolumeId, reservations: &Arc<Reservations>) {
         for lane in self.of_volume(volume) {
             lane.set_reservations(reservations);
         }
     }
 
-    /// The owner says something of a volume.
     pub fn set_figures(&mut self, volume: VolumeId, figures: VolumeStatistics) {
         for lane in self.of_volume(volume) {
             lane.figures = figures;
         }
     }
 
-    /// Whether a host has reserved the volume, and machines may not do this.
+    /// Whether a host's reservation forbids this to VMs.
     #[inline]
     pub(crate) fn keeps_machines_from(&self, lane: LaneIndex, op: &IoOp) -> bool {
         match self.get(lane) {
@@ -115,14 +105,14 @@ impl Lanes {
         }
     }
 
-    /// Whether a host's reservation keeps machines from writing, and so from flushing (Base 2.0, 8.19.1). Frontends ask
-    /// for a guest's own flush: one that [`crate::core::Core::start_machine`] is given may be the first half of a read, or a
-    /// shutdown's.
+    /// Whether a host's reservation keeps VMs from writing, and so from flushing (Base 2.0,
+    /// 8.19.1). Frontends check this for a guest's own flush. A flush given to
+    /// [`crate::core::Core::start_machine`] may be the first half of a read, or a shutdown's.
     pub(crate) fn keeps_machines_from_writing(&self, lane: LaneIndex) -> bool {
         self.get(lane).is_some_and(|lane| !lane.machines_may.write)
     }
 
-    /// Counts bytes of data that were copied on their way.
+    /// Counts data bytes that were copied.
     #[inline]
     pub(crate) fn count_copied(&self, lane: LaneIndex, bytes: u32) {
         if let Some(lane) = self.get(lane) {

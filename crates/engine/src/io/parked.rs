@@ -1,13 +1,11 @@
 //! Commands that wait for the owner's answer about an extent.
 //!
-//! **Design.** While a thin volume is filled, every write parks, and grants come hundreds at a time: so
-//! the parked are found by their extent, in a hash table whose chains run through the commands
-//! themselves. Nothing is allocated, and a grant costs what it takes up. The owner is asked once for an
-//! extent and a right, however many commands wait for it. What an answer means to a command is said in
-//! [`forebay_xlate::reactor_side`]. Each waits for [`crate::io::clock::OWNER_WAIT_LIMIT_NS`] at most, then ends with
-//! Command Interrupted, which the host may retry.
-//!
-//! **Not here:** commands that wait for other things ([`crate::io::waits`]).
+//! **Design.** When a thin volume fills, every write parks and grants come by the hundreds. So a
+//! hash table finds parked commands by extent; its chains link the commands themselves, without
+//! allocation. The owner is asked once per extent and right. [`forebay_xlate::reactor_side`]
+//! defines the effect of answers. A command waits for at most
+//! [`crate::io::clock::OWNER_WAIT_LIMIT_NS`], then ends with Command Interrupted, which the host
+//! may retry. **Not here:** other waits ([`crate::io::waits`]).
 
 use crate::io::command::{Stage, Token};
 use crate::io::lanes::Lanes;
@@ -24,13 +22,12 @@ const HOMES: usize = 4096;
 /// The end of a chain.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// See the module's text.
 #[derive(Debug)]
 pub(crate) struct ParkedTable {
     /// The newest command of each chain; older ones follow ([`crate::io::command::Io::link`]).
     homes: Box<[u32]>,
     count: usize,
-    /// Since when each command waits, CLOCK_MONOTONIC ns.
+    /// Start of each command's wait, CLOCK_MONOTONIC ns.
     since_ns: Box<[u64]>,
 }
 
@@ -47,7 +44,7 @@ impl ParkedTable {
         self.count == 0
     }
 
-    /// Sets a command aside until the owner has answered, and asks unless another one has.
+    /// Parks a command, and asks the owner unless another command has.
     pub(crate) fn park(
         &mut self,
         token: Token,
@@ -93,7 +90,7 @@ impl ParkedTable {
         }
     }
 
-    /// Takes out those that an answer for `range` concerns; the oldest of an extent comes first.
+    /// Takes the commands that an answer for `range` concerns, the oldest of an extent first.
     pub(crate) fn take_concerned(
         &mut self,
         volume: VolumeId,
@@ -114,7 +111,7 @@ impl ParkedTable {
         }
     }
 
-    /// Takes those out of a chain that `which` chooses; the oldest comes first.
+    /// Takes the commands that `which` selects out of a chain, oldest first.
     fn unlink(
         &mut self,
         at: usize,
@@ -144,13 +141,13 @@ impl ParkedTable {
         chosen[from..].reverse();
     }
 
-    /// A command that is in no chain any more goes on.
+    /// Continues a command that is in no chain now.
     pub(crate) fn resume(&self, index: u32, slab: &mut Slab, lanes: &Lanes, now_ns: u64) -> Token {
         let io = &mut slab[index as usize];
         io.stage = Stage::Moving;
         io.link = NONE;
         let waited_ns = now_ns.saturating_sub(self.since_ns[index as usize]);
-        // What is left from there on is the devices' time.
+        // The rest counts as the devices' time.
         io.started_ns += waited_ns;
         if let Some(lane) = lanes.get(io.lane) {
             let record = lane.record();
@@ -162,7 +159,6 @@ impl ParkedTable {
         Token::take(index)
     }
 
-    /// Takes out commands that have been parked too long.
     pub(crate) fn take_late(&mut self, slab: &mut Slab, now_ns: u64, late: &mut Vec<u32>) {
         if self.is_empty() {
             return;

@@ -1,8 +1,8 @@
 //! The slices in flight, and the revokes that wait for them.
 //!
-//! **Purpose.** The ring names a slice by its place here; whoever must know what is at devices asks here.
-//! **Design.** The places are made once. Slices are numbered as they begin: a revoke waits for those below a number that overlap it.
-//! **Not here:** how a slice comes about ([`crate::io::submit`]), and what its end means to its command ([`crate::core`]).
+//! **Design.** A slice has a fixed place, which the ring names. Slices are numbered as they begin:
+//! a revoke waits for overlapping ones below a number. **Not here:** how slices are made
+//! ([`crate::io::submit`]), and the effect of their end ([`crate::core`]).
 
 use crate::io::devices::{DeviceRing, kind};
 use crate::upcall::Upcall;
@@ -11,7 +11,7 @@ use forebay_xlate::drain::{Drains, SliceSpan};
 use forebay_xlate::{ExtentRange, Rights, VolumeId};
 use std::collections::VecDeque;
 
-/// Slices at devices at once.
+/// Most slices at devices.
 pub(crate) const MAX_SLICES: usize = 8192;
 
 /// The part of a command that is contiguous on one device.
@@ -19,21 +19,20 @@ pub(crate) const MAX_SLICES: usize = 8192;
 pub(crate) struct Slice {
     pub(crate) io: u32,
     pub(crate) device: u8,
-    /// Its bytes go through a buffer of ours ([`crate::io::machine`]).
+    /// Its bytes go through a staging buffer ([`crate::io::machine`]).
     pub(crate) bounced: bool,
     /// Another reactor carries it out ([`crate::offload`]).
     pub(crate) away: bool,
-    /// When it began, if its delay is measured ([`crate::qos`]); 0: it is not.
+    /// Its start if its delay is measured ([`crate::qos`]), else 0.
     pub(crate) begun_ns: u64,
     pub(crate) op: Op,
     pub(crate) span: SliceSpan,
 }
 
-/// See the module's text.
 pub struct Slices {
     table: Vec<Option<Slice>>,
     pub(crate) free: Vec<u32>,
-    /// Those whose rest found no room in the ring.
+    /// Slices whose rest found no room in the ring.
     pub(crate) again: Vec<u32>,
     drains: Drains,
 }
@@ -48,7 +47,6 @@ impl Slices {
         }
     }
 
-    /// Slices that may still begin.
     #[inline]
     pub(crate) fn left(&self) -> usize {
         self.free.len()
@@ -73,19 +71,16 @@ impl Slices {
         self.table.iter().flatten()
     }
 
-    /// The number of a slice that begins now.
     #[inline]
     pub(crate) fn number(&mut self) -> u64 {
         self.drains.begin()
     }
 
-    /// Keeps a slice in a place that was free.
     #[inline]
     pub(crate) fn put(&mut self, index: u32, slice: Slice) {
         self.table[index as usize] = Some(slice);
     }
 
-    /// Takes out a slice that has ended.
     #[inline]
     pub(crate) fn end(&mut self, index: usize) -> Option<Slice> {
         let slice = self.table[index].take()?;
@@ -93,13 +88,13 @@ impl Slices {
         Some(slice)
     }
 
-    /// Revokes wait for this slice no more.
+    /// Ends the wait of revokes for this slice.
     #[inline]
     pub(crate) fn drained(&mut self, span: &SliceSpan, upcalls: &mut VecDeque<Upcall>) {
         (self.drains).ended(span, |revoke| upcalls.push_back(Upcall::Drained { revoke }));
     }
 
-    /// The ring says that a slice's operation ended. Says how, if all of it has.
+    /// Handles a completion; returns the result if all of the slice has ended.
     #[inline]
     pub(crate) fn completed(
         &mut self,
@@ -118,7 +113,7 @@ impl Slices {
         }
     }
 
-    /// Gives the rest of a slice's operation to its device; it stays the same slice. Says how it ended, if it did.
+    /// Submits the rest of a slice's operation. Returns its result if it ended at once.
     pub(crate) fn submit_again(
         &mut self,
         index: usize,
@@ -133,7 +128,7 @@ impl Slices {
         None
     }
 
-    /// Takes a revoke whose words are cleared; answers now or when the overlapping slices ended.
+    /// Takes a revoke whose words are cleared; answers once the overlapping slices have ended.
     pub fn revoke(
         &mut self,
         revoke: u64,

@@ -1,11 +1,9 @@
 //! One connection at the listener: ICReq, ICResp, Connect (TCP 3.4).
 //!
-//! **Design.** [`Handshake::advance`] goes as far as the bytes in the socket allow, and leaves them there:
-//! it looks at them from the begin each time that more came. What it says fits into any fresh
-//! socket's buffer; a socket that doesn't take it is dropped. Only what a refused one still says is
-//! consumed.
-//!
-//! **Not here:** who may connect ([`super::judge`]).
+//! **Design.** [`Handshake::advance`] goes as far as the received bytes allow. It only peeks at
+//! them, from the start each time. Its answers fit into any new socket's buffer; if a socket does
+//! not take one, the connection is dropped. Only a refused host's bytes are consumed. **Not here:**
+//! which hosts may connect ([`super::judge`]).
 
 use super::LEAVE_LIMIT_NS;
 use super::judge::{self, Welcome};
@@ -26,20 +24,14 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// Bytes of an ICReq, and of an ICResp.
 pub(super) const IC_BYTES: usize = 128;
 
-/// How far [`Handshake::advance`] came.
 pub(super) enum Step {
-    /// More bytes are needed.
     Wait,
-    /// It is to be dropped.
     Gone,
-    /// It has said who it is.
     Welcome(Box<Welcome>),
 }
 
-/// See the module's text.
 pub(super) struct Handshake {
     pub socket: u64,
     pub fd: Arc<OwnedFd>,
@@ -48,15 +40,14 @@ pub(super) struct Handshake {
     pub local: SocketAddr,
     pub generation: u32,
     pub deadline_ns: u64,
-    /// The ICResp was sent.
     welcomed: bool,
-    /// Bytes of PDUs that were dealt with: the ICReq's.
+    /// Bytes of handled PDUs: the ICReq's.
     passed: usize,
-    /// The PDU at hand, as far as it came. The codec's limits bound it.
+    /// The received part of the present PDU. The codec's limits bound it.
     bytes: Vec<u8>,
-    /// It was told to go: what it still says is dropped.
+    /// The connection was refused: its further bytes are dropped.
     leaving: bool,
-    /// Whom it named when it was told to go.
+    /// The names in its refused Connect.
     pub refused: Option<RefusedHost>,
 }
 
@@ -87,12 +78,11 @@ impl Handshake {
         }
     }
 
-    /// Whether it was told to go.
     pub(super) fn leaving(&self) -> bool {
         self.leaving
     }
 
-    /// The bytes up to the end of the PDU at hand.
+    /// The bytes up to the end of the present PDU.
     pub(super) fn looked_at(&self) -> usize {
         self.passed + self.bytes.len()
     }
@@ -143,7 +133,7 @@ impl Handshake {
                         Err(refusal) => self.refuse(&sqe, &refusal, now_ns),
                     };
                 }
-                // H2CTermReq, or a PDU that has nothing to belong to yet.
+                // H2CTermReq, or a PDU that belongs to no command.
                 Pdu::H2cTermReq(_) => return Step::Gone,
                 _ => return self.terminate(&PduError::SEQUENCE, now_ns),
             }
@@ -176,7 +166,7 @@ impl Handshake {
         judge::judge(sqe, data, associations, exports, &mut self.refused)
     }
 
-    /// Looks at the socket until `bytes` hold this many of the PDU at hand.
+    /// Peeks until `bytes` hold this many of the present PDU.
     fn fill(&mut self, want: usize) -> Result<(), Step> {
         loop {
             let mut all = vec![0; self.passed + want];
@@ -186,7 +176,7 @@ impl Handshake {
                     self.bytes = all.split_off(self.passed);
                     return Ok(());
                 }
-                // What is there hides that nothing more comes.
+                // Bytes that are there hide the end of the stream.
                 Ok((_, n)) if n == 0 || self.has_hung_up() => return Err(Step::Gone),
                 Ok(_) | Err(Errno::AGAIN) => return Err(Step::Wait),
                 Err(Errno::INTR) => {}
@@ -209,14 +199,14 @@ impl Handshake {
         rustix::net::send(&self.fd, bytes, flags).is_ok_and(|n| n == bytes.len())
     }
 
-    /// Says why in a C2HTermReq (TCP 3.6.2.5), and waits a little for the host to hang up.
+    /// Sends a C2HTermReq (TCP 3.6.2.5) and waits a little for the host to close.
     fn terminate(&mut self, error: &PduError, now_ns: u64) -> Step {
         let mut out = [0; MAX_TERM_REQ_BYTES];
         let n = tcp::put_term_req(&mut out, Role::Controller, error, &self.bytes);
         self.leave(&out[..n], now_ns)
     }
 
-    /// Ends the Connect with an error (Base 2.0, 6.3), and waits a little for the host to hang up.
+    /// Ends the Connect with an error (Base 2.0, 6.3) and waits a little for the host to close.
     fn refuse(&mut self, sqe: &Sqe, refusal: &Refusal, now_ns: u64) -> Step {
         let mut out = [0; MAX_HEADER_BYTES];
         let cqe = Cqe::new(refusal.result, 0, 0, sqe.cid(), refusal.status);
@@ -234,7 +224,7 @@ impl Handshake {
         self.drain()
     }
 
-    /// Unread bytes would turn the close into a reset that may overtake our last words.
+    /// Unread bytes would turn the close into a reset, which may overtake our last answer.
     fn drain(&mut self) -> Step {
         let mut scrap = [0; 4096];
         for _ in 0..4 {

@@ -1,36 +1,31 @@
-//! How long a reactor polls without finding anything before it sleeps.
+//! How long an idle reactor polls before it sleeps.
 //!
-//! Purpose: a sleep costs whoever wakes it and whoever is woken tens of microseconds. A host that asks anew as soon as it is
-//! answered would meet a sleeping reactor again and again, each time a little too late.
-//! Design: a short while; and after a pause that was over soon though it was slept through, long enough for another such
-//! pause. One that lasts makes it short again. So a long poll that finds nothing is the only one until the next pause that
-//! is over soon, and who is idle pays the short while.
-//! Not here: when a reactor may sleep at all ([`crate::reactor`]).
+//! **Design.** A wakeup costs tens of microseconds on both sides. A host that sends the next
+//! command soon after an answer would often meet a reactor that has just gone to sleep. So a
+//! reactor polls for a short time, but longer after a short pause that it slept through; a long
+//! pause resets this. A long poll without result thus happens only once per short pause, and an
+//! idle reactor polls briefly. **Not here:** when a reactor may sleep at all ([`crate::reactor`]).
 
-/// The short while.
 const SHORT_NS: u64 = 30_000;
-/// The longer one. Pauses are measured with what it took to wake.
+/// Pauses are measured including the wakeup.
 const LONG_NS: u64 = 150_000;
 
-/// See the module's text.
 #[derive(Debug)]
 pub(crate) struct Spin {
     limit_ns: u64,
 }
 
 impl Spin {
-    /// Nothing is known yet.
     pub(crate) fn new() -> Self {
         Self { limit_ns: SHORT_NS }
     }
 
-    /// How long it is, in ns.
     #[inline]
     pub(crate) fn limit_ns(&self) -> u64 {
         self.limit_ns
     }
 
-    /// A pause is over, in which it was polled in vain and then slept: so long in all.
+    /// Reports the length of a pause that ended after polling and sleep.
     pub(crate) fn paused(&mut self, ns: u64) {
         self.limit_ns = match ns < LONG_NS {
             true => LONG_NS,
@@ -44,7 +39,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What a pause costs: how long it was polled in vain; 0 where it was not slept.
+    /// Cost of a pause: the polling time without result; 0 if it was not slept through.
     fn pause(spin: &mut Spin, ns: u64) -> u64 {
         let limit = spin.limit_ns();
         if ns <= limit {
@@ -80,7 +75,7 @@ mod tests {
                         long += 1;
                     }
                 }
-                // Each long poll in vain was asked for by a pause of its own.
+                // Each long poll without result follows its own short pause.
                 prop_assert!(long <= soon);
             }
             pause(&mut spin, 1_000_000_000);

@@ -1,12 +1,10 @@
-//! A way in for the fuzz target: a dead engine's region with anything in it.
+//! Entry of the fuzz target: converts a dead engine's region with arbitrary changes.
 //!
-//! **Design.** Compiled for fuzzing only. A small dead engine is made once: three associations with
-//! commands and answers under way. The input changes its records: words as they are, or whole commands and
-//! queues under their right checks, as a hostile engine could write them; and what the kernel counts of
-//! a socket. Then it is converted, and put back as it was. Checked: no panic, every socket has one fate,
-//! what goes on is in slots and lists that there are, and a volume is told of as a whole once at most.
-//!
-//! **Not here:** the target (`fuzz/` beside the crates), and the successor's region.
+//! **Design.** A small dead engine with three associations is made once. The input changes raw
+//! words, whole commands and queues with correct checksums, and the kernel's counters. After the
+//! conversion all is restored. Checked: no panic, one outcome per socket, valid slots and lists, at
+//! most one whole-volume span per volume. **Not here:** the target (`fuzz/` beside the crates), and
+//! the successor's region.
 
 use super::counters::{NoFacts, SocketFacts};
 use super::dead::{ANSWERED, CONNECTED, Dead, block_write, facts, lanes};
@@ -24,10 +22,10 @@ use zerocopy::FromBytes;
 /// The queues of the three associations.
 const QUEUES: [u32; 9] = [10, 11, 12, 20, 21, 22, 30, 31, 32];
 const COMMANDS: u16 = 8;
-/// One change: what, of which queue, where, and a value, or a command.
+/// One change: kind, queue, place, and a value or a command.
 const CHANGE_BYTES: usize = 12;
 
-/// A dead engine, and its words as they were made.
+/// A dead engine, and its original words.
 struct Template {
     dead: Dead,
     words: Vec<(usize, u64)>,
@@ -102,7 +100,7 @@ fn template() -> Template {
     Template { dead, words }
 }
 
-/// Where a table is in the region.
+/// Offset of a table in the region.
 fn place<T: ?Sized>(region: &Region, table: &T) -> usize {
     let base = std::ptr::from_ref(region.header()).addr();
     std::ptr::from_ref(table).cast::<u8>().addr() - base
@@ -114,7 +112,7 @@ fn word(region: &Region, at: usize) -> &AtomicU64 {
 }
 
 impl Template {
-    /// Carries a change out; gives what is left of the input.
+    /// Carries out a change; returns the rest of the input.
     fn change<'a>(
         &self,
         input: &'a [u8],
@@ -133,7 +131,7 @@ impl Template {
             1 => _ = any.fetch_xor(1 << (value % 64), Relaxed),
             2 => _ = any.fetch_add(value as i8 as u64, Relaxed),
             3 => {
-                // A command as its host could have sent it.
+                // A command that its host could have sent.
                 let (sqe, after) = rest.split_at_checked(64)?;
                 rest = after;
                 let sqe = Sqe::read_from_bytes(sqe).ok()?;
@@ -190,7 +188,6 @@ impl Template {
         Some(rest)
     }
 
-    /// As it was.
     fn put_back(&self) {
         for (at, value) in &self.words {
             word(&self.dead.region, *at).store(*value, Relaxed);
@@ -203,7 +200,7 @@ impl Template {
     }
 }
 
-/// Converts a dead engine's region that was changed as the input says.
+/// Converts a dead engine's region with the input's changes.
 pub fn region(input: &[u8]) {
     thread_local! {
         static TEMPLATE: Template = template();

@@ -1,11 +1,10 @@
-//! Writes what goes on into the successor's region and memory.
+//! Writes the connections that continue into the successor's region and memory.
 //!
-//! **Design.** Queues and controllers keep their slots, commands theirs; buffers, lists and keeps are new,
-//! and bytes are copied into them. When this is done, the successor's records say of every connection
-//! what its own reactors would have written if they had come as far: a successor of the successor needs
-//! to know nothing of this take-over. Nobody looks at these records before `Resume`.
+//! **Design.** Queues, controllers and commands keep their slots; buffers, lists and keeps are new
+//! copies. The result is what the successor's own reactors would have recorded at this point, so a
+//! later successor needs no knowledge of this take-over. The records are unused until `Resume`.
 //!
-//! **Not here:** what goes on ([`super::plan`]).
+//! **Not here:** which connections continue ([`super::plan`]).
 
 use super::plan::{Plan, PlannedController, PlannedQueue};
 use super::snapshot::{OldCommand, OldQueue};
@@ -31,24 +30,19 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use zerocopy::IntoBytes;
 
-/// The successor, as far as it is needed here.
+/// The parts of the successor that are needed here.
 #[derive(Clone, Copy)]
 pub(crate) struct Successor<'a> {
-    /// Its region.
     pub region: &'a Region,
-    /// Its memory.
     pub memory: &'static Memory,
-    /// Its reactors.
     pub reactors: usize,
-    /// Its exports.
     pub lanes: &'a ServedLanes,
-    /// What its discovery controllers tell of.
+    /// For its discovery controllers.
     pub exports: &'a ExportTable,
-    /// Its controller ids.
     pub associations: &'a Associations,
 }
 
-/// Carries a plan out. `sockets` are those that it was made for.
+/// Carries out a plan that was made for `sockets`.
 pub(super) fn install(
     mut plan: Plan,
     old: &(impl OldBytes + ?Sized),
@@ -88,7 +82,7 @@ pub(super) fn install(
                 for (queue, at) in places {
                     plan.spans.disown(queue);
                     if let Some(record) = new.region.queues().get(queue as usize) {
-                        // Whoever gets the slot next has only commands of his own.
+                        // The slot's next user must not find these commands.
                         for command in new.region.commands(queue as usize) {
                             command.state.store(CommandState::FREE.0, Relaxed);
                         }
@@ -103,7 +97,7 @@ pub(super) fn install(
     let carried = plan.spans.by_reactor(new.reactors);
     for (reactor, (part, carried)) in inheritance.parts.iter_mut().zip(carried).enumerate() {
         part.carried = carried;
-        // For what nobody carries out there is no other record.
+        // Spans without a command have no other record.
         let orphans = part.carried.iter().any(|span| span.command.is_none());
         if let Some(record) = new.region.reactors().get(reactor) {
             record.orphans.store(u64::from(orphans), Relaxed);
@@ -118,8 +112,7 @@ pub(super) fn install(
 
 type SocketAt<'a> = &'a dyn Fn(usize) -> Option<(u64, Arc<OwnedFd>)>;
 
-/// Writes an association; `None` when there is no room for it, which a region that is not damaged
-/// has never led to.
+/// Writes an association. `None` if there is no room, which only a damaged region can cause.
 fn association(
     planned: PlannedController,
     old: &(impl OldBytes + ?Sized),
@@ -199,7 +192,6 @@ fn association(
     Some((reactor, controller, queues))
 }
 
-/// Writes a queue.
 fn queue(
     planned: PlannedQueue,
     reactor: usize,
@@ -279,10 +271,9 @@ fn queue(
     })
 }
 
-/// Items, each with its data.
 type Items = Vec<(Item, Option<StagingBuffer>)>;
 
-/// Writes what a queue has yet to send, from this item on.
+/// Writes a queue's unsent items, from this one on.
 fn unsent_items(
     was: &OldQueue,
     from: usize,
@@ -298,7 +289,7 @@ fn unsent_items(
     let mut header_at = 0;
     for (place, from) in (0u16..).zip(unsent) {
         let header = was.items.header(from);
-        // One that was only held until the answer is sent is free: what it answers is answered.
+        // A buffer without data was only held until the answer was sent.
         let buffer = from.buffer.filter(|_| from.data_bytes > 0);
         let buffer = copy(old, buffer, new.memory)?;
         let item = Item {
@@ -316,7 +307,6 @@ fn unsent_items(
     Some((list, items))
 }
 
-/// Writes a command of a queue.
 fn command(
     queue: u32,
     seed: Seed,
@@ -325,7 +315,7 @@ fn command(
     old: &(impl OldBytes + ?Sized),
     new: Successor<'_>,
 ) -> Option<InheritedCommand> {
-    // What is answered needs its data no more, and what makes it count says so.
+    // An answered command needs no data.
     let buffer = match next {
         Next::Answered | Next::Poisoned | Next::Kept => None,
         Next::Begin { .. } | Next::Passed { .. } | Next::Data { .. } => {
@@ -361,7 +351,7 @@ fn command(
     })
 }
 
-/// A buffer's bytes in the successor's memory; `Some(None)` for no buffer.
+/// A copy of a buffer in the successor's memory; `Some(None)` for no buffer.
 fn copy(
     old: &(impl OldBytes + ?Sized),
     buffer: Option<BufferRef>,

@@ -1,17 +1,15 @@
-//! What a queue still had to send.
+//! Splits a queue's transmit items into sent and unsent.
 //!
-//! **Design.** Published items lie end to end in the stream, each with its absolute position, so the
-//! kernel's count of accepted bytes alone says which are sent and how much of one. What the engine
-//! itself had noted about that is not asked.
-//!
-//! **Not here:** where items are recorded ([`super::snapshot`]), and copying them.
+//! **Design.** Published items are contiguous in the stream, each with its absolute position. So
+//! the kernel's count of accepted bytes alone tells which are sent; the engine's own notes are not
+//! used. **Not here:** the items' records ([`super::snapshot`]) and copies.
 
 use super::Damage;
 
-/// A published item, as far as its place in the stream goes.
+/// A published item's place in the stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Extent {
-    /// The position of its first byte.
+    /// Position of its first byte.
     pub start: u64,
     /// Header and data.
     pub len: u64,
@@ -25,22 +23,21 @@ impl Extent {
     }
 }
 
-/// How much of the items is sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Sent {
-    /// Items of which every byte is.
+    /// Items that are sent completely.
     pub items: usize,
-    /// Bytes of the next one that are.
+    /// Bytes of the next item already sent.
     pub skip: u64,
-    /// The position where what is published ends.
+    /// The position where the published items end.
     pub published: u64,
 }
 
-/// Splits a queue's published items, of which the first `before` are known to be sent and are not in
-/// `items`. `tx_at` is where a list begins that has none; `accepted` is what the kernel took.
+/// Splits a queue's published items. `tx_at`: start of an empty list; `accepted`: bytes that the
+/// kernel took.
 ///
 /// # Errors
-/// When they don't lie end to end, or the kernel took other bytes than these.
+/// The items are not contiguous, or the kernel took other bytes.
 pub(super) fn split(items: &[Extent], tx_at: u64, accepted: u64) -> Result<Sent, Damage> {
     let mut published = items.first().map_or(tx_at, |item| item.start);
     if items.first().is_some_and(|item| item.start > accepted)
@@ -92,7 +89,6 @@ mod tests {
             let whole: u64 = lens[..sent.items].iter().sum();
             prop_assert_eq!(start + whole + sent.skip, accepted);
             prop_assert!(sent.items == items.len() && sent.skip == 0 || sent.skip < lens[sent.items]);
-            // Anything else is damage.
             prop_assert!(split(&items, 7, at + 1).is_err());
             prop_assert!(start == 0 || split(&items, 7, start - 1).is_err());
             let mut torn = items.clone();

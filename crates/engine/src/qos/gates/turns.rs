@@ -1,9 +1,9 @@
 //! Quanta, turns and windows.
 //!
-//! **Design.** A lane begins commands while something is left of its quantum of processor time. Lanes within their base
-//! have one each turn. Lanes above it share the [`QUANTA`] of a turn in order. A rest ends with the turn; an excess is
-//! paid in the next.
-//! **Not here:** what is given to whom (`forebay_qos`).
+//! **Design.** A lane begins commands while its quantum of processor time lasts. Lanes within their
+//! base have one each turn; lanes above it share the [`QUANTA`] of a turn in order. An unused rest
+//! expires with the turn; an overrun is deducted from the next quantum. **Not here:** allocations
+//! (`forebay_qos`).
 
 use super::records::A_ROUND;
 use super::{Admission, FREE, LaneList};
@@ -13,18 +13,19 @@ use forebay_qos::params::BACKLOG_WEIGHT;
 use forebay_qos::resources::{Resource, ResourceVector};
 use forebay_xlate::boundary::region::{ReactorRecord, Region, bump};
 
-/// Quantum by frontend, ns. Over TCP it is longer, as many commands share an answer's system call.
+/// Quantum by frontend, ns. It is longer over TCP, where many commands share an answer's system
+/// call.
 const QUANTUM_NS: [i32; 3] = [48_000, 12_000, 12_000];
 const ALONE_QUANTUM_NS: i32 = 75_000;
-/// Processor time in a turn for other reactors' operations, or to give out when idle, ns.
+/// Processor time in a turn for remote operations, or to give out when idle, ns.
 pub(crate) const TURN_NS: i32 = 12_000;
 /// Quanta in a turn for lanes above their base. A quantum over TCP is the turn's last.
 const QUANTA: usize = 4;
-/// A lane is alone after this many windows in which no other asked.
+/// Windows without another lane's request after which a lane is alone.
 pub(crate) const ALONE_WINDOWS: u32 = 32;
 
 impl Admission {
-    /// Whether a lane has quantum left in this turn. If not, it gets another one later.
+    /// Whether a lane has quantum left in this turn.
     pub(super) fn has_quantum(&mut self, at: usize) -> bool {
         if self.gates[at].turn != self.turn {
             self.begin_turn_of(at);
@@ -76,7 +77,6 @@ impl Admission {
     fn give_quantum(&mut self, at: usize) {
         let gate = &mut self.gates[at];
         (gate.turn, gate.bursts) = (self.turn, true);
-        // An overrun of its last quantum is deducted.
         gate.quantum_ns = gate.quantum_ns.min(0) + QUANTUM_NS[gate.frontend as usize];
         self.quanta = match gate.frontend {
             Transport::Tcp => 0,
@@ -88,7 +88,7 @@ impl Admission {
         self.scheduler.set_processors(processors);
     }
 
-    /// Processor time of another reactor's operation: its cost without a network.
+    /// Processor time of a remote operation: its cost without a network.
     pub(crate) fn errand_ns(&self, op: &Op) -> i32 {
         let operation = match op.kind() {
             OpKind::Read => Operation::Read,
@@ -161,7 +161,8 @@ impl Admission {
     }
 
     fn ask_refused(&mut self) {
-        // A budget may not cover a command of each volume: lanes that began one go behind the others.
+        // A budget may not cover a command of each volume: lanes that began one queue behind the
+        // others.
         for began in [false, true] {
             let gates = &self.gates;
             let of = |lane: &&u32| gates[**lane as usize].began == began;
@@ -191,7 +192,7 @@ impl Admission {
             0 => now_ns + window_ns,
             ends_ns => ends_ns + passed * window_ns,
         };
-        // Processor time given to lanes that still wait for a quantum: more was given than there is.
+        // Lanes with processor time still wait for a quantum: more was allocated than there is.
         let left = |lane: &u32| {
             let unit = self.gates[*lane as usize].unit;
             self.scheduler.processor_left_ns(unit) / u64::from(self.units[unit].lanes.max(1))
@@ -205,7 +206,7 @@ impl Admission {
         self.windows = self.windows.wrapping_add(1);
         let rests = was_reckoned_with && !self.scheduler.is_reckoned_with();
         self.stale |= rests || passed > A_ROUND;
-        // Lanes within their base by now leave the queue.
+        // Lanes that are now within their base leave the queue.
         for _ in 0..self.queue.len() {
             match self.queue.pop_front() {
                 Some(lane) if (self.scheduler).is_within_base(self.gates[lane as usize].unit) => {
