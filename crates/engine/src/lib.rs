@@ -1,16 +1,16 @@
 //! # The engine: the data plane
 //!
-//! **Purpose.** Serves exports to tenants: takes their commands, translates them, moves their bytes.
+//! It serves exports to tenants: takes commands, translates them, moves their bytes.
 //!
 //! **Design.** One control thread ([`control`]) talks with the daemon, opens devices, accepts
-//! connections and is the only writer of translation tables. Each reactor ([`reactor`]) is a thread
-//! with one io_uring that owns what it touches: its lanes, its connections ([`frontend`]), its commands in
-//! flight ([`core`]). They speak through bounded rings ([`reactor::mailbox`]). Busy, a reactor polls; idle, it
-//! sleeps in one `io_uring_enter`. The I/O path doesn't allocate, lock, log or block. What a dead engine left
-//! is taken up where it was ([`takeover`]).
+//! connections, and alone writes translation tables. Each reactor ([`reactor`]) is a thread with
+//! one io_uring. It owns its lanes, connections ([`frontend`]) and commands in flight ([`core`]).
+//! Threads communicate by bounded rings ([`reactor::mailbox`]). A busy reactor polls; an idle one
+//! sleeps in one `io_uring_enter`. The I/O path does not allocate, lock, log or block. A successor
+//! continues a dead engine's work ([`takeover`]).
 //!
-//! **What it does not do.** It never opens the catalog and decides nothing about space: it asks the
-//! owner (a fault) and obeys it (grant, revoke).
+//! **Not here:** the catalog, and decisions about space: it asks the owner (a fault) and obeys it
+//! (grant, revoke).
 
 #![deny(unsafe_code)]
 

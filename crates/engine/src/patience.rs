@@ -1,13 +1,9 @@
-//! How long a test waits for what comes from elsewhere.
-//!
-//! Purpose: loops in tests that turn until something has happened end late on a machine that is busy, and never because
-//! of a count of turns.
-//! Design: an iterator, for use in a `for`; it sleeps a little between two turns.
-//! Not here: anything outside tests.
+//! How long a test waits for events from elsewhere. A limit by time instead of turns suits a busy
+//! machine.
 
 use std::time::{Duration, Instant};
 
-/// Turns for a minute at most; whoever loops leaves when it has what it waits for.
+/// Turns for at most a minute, with short sleeps; the loop leaves when its event has come.
 pub(crate) fn patiently() -> impl Iterator<Item = ()> {
     let end = Instant::now() + Duration::from_secs(60);
     let mut turn = 0u32;

@@ -1,8 +1,7 @@
-//! The exports that are served, and their lanes.
+//! The served exports: their reactors and lanes.
 //!
-//! **Purpose.** Says which reactor serves an export, and which lanes are free.
-//! **Design.** A lane's slot is used from the export's first setting until its reactor says that the lane is gone.
-//! **Not here:** what a lane does ([`crate::lane`]).
+//! **Design.** A lane's slot is in use until its reactor reports that the lane is gone. **Not
+//! here:** the lane itself ([`crate::lane`]).
 
 use super::translate::ServedVolumes;
 use crate::lane::LaneIndex;
@@ -13,14 +12,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// An export and its lane.
 pub(super) struct KnownExport {
     pub config: Arc<ExportConfig>,
     pub reactor: usize,
     pub lane: LaneIndex,
 }
 
-/// See the module's text.
 pub(super) struct Lanes {
     pub exports: BTreeMap<ExportId, KnownExport>,
     /// By slot.
@@ -37,7 +34,7 @@ impl Default for Lanes {
 }
 
 impl Lanes {
-    /// Where the fewest exports are served.
+    /// The reactor with the fewest exports.
     pub(super) fn idlest_reactor(&self, reactors: usize) -> usize {
         let mut exports = vec![0u32; reactors];
         for known in self.exports.values() {
@@ -47,7 +44,7 @@ impl Lanes {
         all.min_by_key(|reactor| exports[*reactor]).unwrap_or(0)
     }
 
-    /// Those whose volumes are served.
+    /// Exports whose volumes are served.
     pub(super) fn served(&self, volumes: &ServedVolumes) -> ServedLanes {
         let lane = |known: &KnownExport| {
             Some(ServedLane {
@@ -65,7 +62,7 @@ impl Lanes {
             .collect()
     }
 
-    /// An export of a machine, and its reactor.
+    /// A VM's export, and its reactor.
     pub(super) fn of_machine(&self, export: ExportId) -> Option<(Arc<ExportConfig>, usize)> {
         let known = self.exports.get(&export)?;
         let is_machine = known.config.frontend.is_machine();
@@ -73,7 +70,7 @@ impl Lanes {
     }
 }
 
-/// A lane begins: nothing of an earlier one is in its record.
+/// Clears a lane's record from its earlier use.
 pub(super) fn clear(record: &LaneRecord) {
     for gauge in [
         &record.in_flight,

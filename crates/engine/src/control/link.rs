@@ -1,9 +1,7 @@
 //! The socket to the daemon.
 //!
-//! **Purpose.** Carries messages to the daemon that has greeted last, or to nobody.
-//! **Design.** What finds no room waits in the channel; the socket is watched for room only then. A daemon that can't be told
-//! anything has hung up.
-//! **Not here:** what is said, and what a new daemon is told ([`super::Control`]).
+//! **Design.** Messages without room wait in the channel; the socket is polled for room only then.
+//! A failed send counts as a hangup. **Not here:** the messages ([`super::Control`]).
 
 use super::KEY_CHANNEL;
 use forebay_xlate::boundary::message::FromEngine;
@@ -12,7 +10,6 @@ use rustix::event::epoll;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// See the module's text.
 pub(super) struct Link {
     epoll: Arc<OwnedFd>,
     pub channel: Option<Channel>,
@@ -22,7 +19,6 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// To nobody yet.
     pub(super) fn new(epoll: Arc<OwnedFd>) -> Self {
         Self {
             epoll,
@@ -32,7 +28,6 @@ impl Link {
         }
     }
 
-    /// To the daemon at the other end of this socket.
     pub(super) fn begin(&mut self, fd: OwnedFd) {
         let Ok(channel) = Channel::new(fd) else {
             return;
@@ -43,7 +38,6 @@ impl Link {
         }
     }
 
-    /// To nobody any more; gives what there was.
     pub(super) fn end(&mut self) -> Option<Channel> {
         let old = self.channel.take();
         if let Some(old) = &old {
@@ -52,7 +46,7 @@ impl Link {
         old
     }
 
-    /// Sends to a daemon that has greeted. False: it hung up.
+    /// Sends to a daemon that has greeted; false if it hung up.
     pub(super) fn send(&mut self, message: &FromEngine, descriptors: Vec<Arc<OwnedFd>>) -> bool {
         if !self.greeted {
             return true;
@@ -61,7 +55,7 @@ impl Link {
         channel.is_none_or(|channel| channel.send_shared(message, descriptors).is_ok())
     }
 
-    /// Sends what found no room before, and watches for room while there is none. False: it hung up.
+    /// Sends waiting messages, and polls for room while any are left; false if it hung up.
     pub(super) fn settle(&mut self) -> bool {
         let Some(channel) = self.channel.as_mut() else {
             return true;
@@ -80,7 +74,7 @@ impl Link {
         true
     }
 
-    /// Nothing is known of who is at the other end.
+    /// The other end is unknown again.
     pub(super) fn forget(&mut self) {
         self.greeted = false;
         self.wants_write = false;

@@ -1,4 +1,4 @@
-//! What the daemon says, and what the engine does about it. Every request may be repeated.
+//! Handles the daemon's messages. Every request may be repeated.
 
 use super::Control;
 use super::lanes::{KnownExport, clear};
@@ -23,7 +23,7 @@ impl Control {
         match message {
             ToEngine::Hello { version, pool, .. } => {
                 if version != BOUNDARY_VERSION || self.pool.id != [0; 16] && self.pool.id != pool {
-                    // Say who we are, so that the daemon can tell people; then hang up.
+                    // Identify the engine, so that the daemon can report it; then hang up.
                     self.link.greeted = true;
                     let welcome = FromEngine::Welcome {
                         version: BOUNDARY_VERSION,
@@ -42,14 +42,12 @@ impl Control {
                     self.pool.grant_table = Some(fd);
                 }
             }
-            // Nothing else counts before the greeting.
-            // Nothing else counts before the greeting.
+            // Messages before the greeting are ignored.
             _ if !self.link.greeted => {}
             message => self.hear_serving(message, descriptors),
         }
     }
 
-    /// What is to be served.
     fn hear_serving(&mut self, message: ToEngine, mut descriptors: Vec<OwnedFd>) {
         match message {
             ToEngine::SetDevice { request, device } => self.set_device(request, device),
@@ -100,7 +98,6 @@ impl Control {
         }
     }
 
-    /// What is said of what is served: figures, budgets, reservations.
     fn hear_limits(&mut self, message: ToEngine, descriptors: Vec<OwnedFd>) {
         match message {
             ToEngine::VolumeFigures {
@@ -169,7 +166,6 @@ impl Control {
         }
     }
 
-    /// What is said of a take-over, and of space.
     fn hear_handover(&mut self, message: ToEngine, descriptors: Vec<OwnedFd>) {
         match message {
             ToEngine::TakeOver {
@@ -288,7 +284,7 @@ impl Control {
                     ));
                 };
                 self.lanes.used[slot] = true;
-                // What an earlier export of the volume has left at devices is known to its reactor.
+                // The volume's reactor knows what an earlier export has left at devices.
                 let lanes = self.region.lanes().iter().zip(&self.lanes.used);
                 let left = lanes
                     .filter(|(record, used)| {
@@ -329,7 +325,7 @@ impl Control {
             .unwrap_or_default();
         new.share = self.budgets.share(config.volume);
         self.mailboxes[reactor].post(Post::Lane(Box::new(new), request));
-        // After the lane: whoever finds the export can be served.
+        // Set the lane first: a host that finds the export can then be served.
         self.exports.set(Served { config, reactor });
         self.post_all(|| Post::Frontend(Box::new(TcpMessage::DiscoveryChanged)));
         Ok(())
@@ -350,8 +346,8 @@ impl Control {
         let mailbox = &mut self.mailboxes[known.reactor];
         mailbox.post(Post::RemoveLane(known.lane, export, request));
         self.post_all(|| Post::Frontend(Box::new(TcpMessage::DiscoveryChanged)));
-        // Nobody new reaches it. Those who did are shut out before `ExportSettled`; what they have at
-        // devices may hang, and is the revokes' business.
+        // New hosts cannot reach it. Connected hosts are shut out before `ExportSettled`; their
+        // operations at devices may hang, and the revokes wait for them.
         self.done(request, Ok(()));
     }
 }

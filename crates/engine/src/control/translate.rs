@@ -1,7 +1,5 @@
-//! The protocol's words for upcalls and volumes, put into the engine's own.
-//!
-//! **Design.** [`forebay_xlate::engine_side`] decides; here is only what carries its decisions: the
-//! volumes whose words the reactors read, and the reactors' messages. **Not here:** any decision.
+//! Carries out decisions of [`forebay_xlate::engine_side`] on the volumes' tables, and converts the
+//! reactors' messages for it. **Not here:** any decision.
 
 use crate::upcall;
 use crate::volume::Volume;
@@ -11,7 +9,6 @@ use forebay_xlate::{ExtentRange, Rights, VolumeId, Word};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// The volumes that are served.
 #[derive(Default)]
 pub(super) struct ServedVolumes(pub(super) BTreeMap<VolumeId, Arc<Volume>>);
 
@@ -25,7 +22,7 @@ impl Words for ServedVolumes {
             return false;
         };
         let word = Word::from_bits(grant.word);
-        // First what FLUSH must see, then the translation that makes it needed.
+        // State that FLUSH needs comes first, then the translation.
         volume.granted(grant.commit_sequence);
         if word.claimed().writable() {
             volume.may_write_to(word.device());
@@ -62,7 +59,7 @@ impl Words for ServedVolumes {
     }
 }
 
-/// A reactor's message about the protocol; gives back what is about something else.
+/// Converts a reactor's message about the protocol; returns any other message.
 pub(super) fn from_reactor(upcall: upcall::Upcall) -> Result<Upcall, upcall::Upcall> {
     use upcall::Upcall as From;
     Ok(match upcall {
@@ -113,8 +110,8 @@ mod tests {
     use forebay_xlate::boundary::message::VolumeConfig;
     use forebay_xlate::{DeviceIndex, ExtentIndex};
 
-    /// What a FLUSH must see is there before a reactor can claim, not when it does: so a FLUSH after a
-    /// claimed write covers the device, and waits for the mapping.
+    /// A FLUSH after a claimed write must cover the device and wait for the mapping. So the state
+    /// for FLUSH is set at the grant, not at the claim.
     #[test]
     fn a_flush_sees_a_place_ahead_like_any_grant() {
         let config = VolumeConfig {

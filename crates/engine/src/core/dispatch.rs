@@ -1,8 +1,7 @@
-//! How a command goes on, and what happens when a slice ends.
+//! Takes a command from one step to the next, to its devices, its waits and its end.
 //!
-//! **Purpose.** Brings a command from one step to the next: to its devices, to whoever it waits for, to its end.
-//! **Design.** A step says what comes next ([`Next`]); here the command is entrusted to whoever brings that about.
-//! **Not here:** how slices get to devices ([`crate::io::submit`]), and flushes ([`crate::io::flush`]).
+//! **Design.** A step returns the next one ([`Next`]), and the command is handed to the part that
+//! carries it out. **Not here:** slices ([`crate::io::submit`]) and flushes ([`crate::io::flush`]).
 
 use super::Core;
 use crate::io::command::{IoOp, Stage, Token};
@@ -14,13 +13,13 @@ use forebay_nvme::Status;
 use forebay_xlate::kill_point;
 
 impl Core {
-    /// Carries a command on from wherever it is.
+    /// Continues a command from its present state.
     pub(super) fn dispatch(&mut self, token: Token) {
         let i = token.index();
         let io = &mut self.slab[i];
         let lane = self.lanes.get_mut(io.lane);
         let Some(lane) = lane.filter(|lane| !lane.removed) else {
-            // Somebody else may have the volume by now.
+            // The volume may belong to another export by now.
             self.fail(token, Status::INVALID_NAMESPACE_OR_FORMAT);
             return;
         };
@@ -82,7 +81,6 @@ impl Core {
         }
     }
 
-    /// A slice has ended.
     pub(super) fn slice_ended(&mut self, index: usize, result: Result<(), Errno>) {
         let Some(slice) = self.slices.end(index) else {
             return;
@@ -111,13 +109,13 @@ impl Core {
         if let Err(errno) = result {
             io.device_failed(errno, slice.span.write, self.lanes.get(io.lane));
         }
-        // Elsewhere (parked, waiting for room), whoever takes it up again sees the count.
+        // A parked or waiting command checks the count when it resumes.
         if io.slices == 0 && io.stage == Stage::Moving {
             self.moved(Token::take(slice.io));
         }
     }
 
-    /// All slices are submitted: goes on when they have ended.
+    /// All slices are submitted: continues when they have ended.
     pub(super) fn moved(&mut self, token: Token) {
         let io = &mut self.slab[token.index()];
         if io.slices > 0 {

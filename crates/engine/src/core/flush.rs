@@ -1,10 +1,9 @@
-//! FLUSH, and the tail of FUA: devices first, then the owner's commit.
+//! FLUSH, and the end of FUA: devices first, then the owner's commit.
 //!
-//! **Purpose.** Ends a command when what it wrote, or all that its volume wrote, is durable.
-//! **Design.** A flush covers the devices that the volume was ever let write to, and no others: one that is missing, failed or
-//! not yet fenced holds up only those who have data there. A volume with nothing uncommitted ends here, without the daemon
-//! (`shared/design.md`, "Order of durability").
-//! **Not here:** how flushes of many commands are one at a device ([`crate::io::flush`]).
+//! **Design.** A flush covers only devices that the volume was ever allowed to write to, so a
+//! missing, failed or unfenced device delays no other volume. Without uncommitted mappings it ends
+//! without the daemon (`shared/design.md`, "Order of durability"). **Not here:** merged device
+//! flushes ([`crate::io::flush`]).
 
 use super::Core;
 use crate::io::command::{Stage, Token};
@@ -15,7 +14,6 @@ use forebay_device::{Errno, Op};
 use forebay_nvme::Status;
 
 impl Core {
-    /// Starts flushing for a command whose data is written.
     pub(super) fn begin_flush(&mut self, token: Token) {
         let i = token.index();
         let io = &mut self.slab[i];
@@ -28,8 +26,7 @@ impl Core {
             self.finish(token);
             return;
         };
-        // Before the devices are chosen and flushed: what is granted later is not this command's
-        // business.
+        // Read before the devices are chosen and flushed: later grants do not concern this command.
         let commit = lane.volume.uncommitted();
         let written = lane.volume.written_devices();
         if !self.devices.has_all(written.clone()) {
@@ -51,7 +48,6 @@ impl Core {
         self.flushed(index, Ok(()));
     }
 
-    /// A device's flush has ended.
     pub(super) fn flush_ended(&mut self, device: u8, result: Result<(), Errno>) {
         if let Err(errno) = result {
             let now_ns = self.clock.now_ns;
@@ -74,7 +70,6 @@ impl Core {
         self.flusher.keep(device, ended);
     }
 
-    /// One of a command's device flushes ended.
     fn flushed(&mut self, index: u32, result: Result<(), Errno>) {
         let io = &mut self.slab[index as usize];
         if let Err(errno) = result {

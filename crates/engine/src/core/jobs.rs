@@ -1,8 +1,7 @@
-//! Jobs of the internal lane begin, and devices are waited for.
+//! Starts jobs of the internal lane: the owner's zero-fills, flushes and waits for devices.
 //!
-//! **Purpose.** The owner's zero-fills and flushes, and its question when nothing of now is at a device any more.
-//! **Design.** A job begins when its device is served and fenced, and has room; those that can't yet stay in their order.
-//! **Not here:** how a job is carried out ([`crate::io::jobs`]).
+//! **Design.** A job begins when its device is served, fenced and has room; others stay in order.
+//! **Not here:** the work of a job ([`crate::io::jobs`]).
 
 use super::Core;
 use crate::io::flush::Waiter;
@@ -12,9 +11,8 @@ use forebay_xlate::DeviceIndex;
 use forebay_xlate::boundary::message::Job;
 
 impl Core {
-    /// Begins jobs that wait, and puts operations of those that have begun to their devices.
     pub(super) fn advance_jobs(&mut self) {
-        // Those of a device that has enough to do stay, in their order, and hold up no other's.
+        // Jobs of a busy device stay, in order, and do not block those of others.
         for _ in 0..self.jobs.take_queued() {
             if let Some((job, work)) = self.jobs.queue.pop_front()
                 && !self.begin_job(job, work)
@@ -25,8 +23,8 @@ impl Core {
         (self.jobs).advance_all(&mut self.devices, self.clock.now_ns, &mut self.upcalls);
     }
 
-    /// Begins a job; false when its device has enough to do, or an earlier engine may have something
-    /// there: its own job of the same kind, landing late, would destroy what was written since.
+    /// Begins a job. False if its device has enough to do, or before its fence: an earlier engine's
+    /// zero-fill could land late and destroy newer data.
     fn begin_job(&mut self, job: u64, work: Job) -> bool {
         let (device, extents) = match work {
             Job::Launder { device, extents } => (device, Some(extents)),
@@ -60,7 +58,7 @@ impl Core {
         true
     }
 
-    /// Answers `job` once everything that is in flight here at the device now has ended.
+    /// Answers `job` once all operations now at the device have ended.
     pub fn settle(&mut self, job: u64, device: DeviceIndex) {
         let here = self.slices.iter().filter(|s| s.device == device.0);
         let slices = here.count() as u64;

@@ -1,19 +1,17 @@
-//! Ends slices that other reactors carried out, and carries out theirs.
-//!
-//! **Not here:** what is handed over, and to whom ([`crate::offload`]).
+//! Ends slices that other reactors carried out, and carries out theirs. **Not here:** the choice of
+//! slices and helpers ([`crate::offload`]).
 
 use super::Core;
 use crate::offload::{RemoteAnswer, RemoteResult};
 use forebay_xlate::boundary::message::Spread;
 
 impl Core {
-    /// Sets how queues are spread over reactors. What is away comes back.
+    /// Sets how queues are spread over reactors. Offloaded slices come back.
     pub fn set_spread(&mut self, spread: Spread) {
         let processors = self.away.set_spread(spread, self.clock.now_ns);
         self.qos.set_processors(processors);
     }
 
-    /// Takes others' answers; true if there were any.
     #[inline(never)]
     pub(super) fn take_answers(&mut self) -> bool {
         let mut any = false;
@@ -47,7 +45,7 @@ impl Core {
         any
     }
 
-    /// Carries out others' operations, fewer if this reactor was `busy`; true if there were any.
+    /// Carries out remote operations, fewer if this reactor was `busy`; true if there were any.
     pub fn carry_out(&mut self, busy: bool) -> bool {
         let now = (self.slices.in_flight(), self.clock.now_ns);
         let record = self.records.reactor;

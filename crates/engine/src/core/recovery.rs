@@ -1,8 +1,9 @@
-//! Commands wait for what a dead engine, or a connection that closed, may still have at a device.
+//! Makes commands wait for older operations of a dead engine or a closed connection, to keep writes
+//! in order.
 //!
-//! **Purpose.** Keeps the order of writes across deaths and reconnects.
-//! **Design.** While anything is carried, each command that begins or ends passes here; whoever waits is looked for at the end
-//! of a turn. **Not here:** what is carried, and what overlaps ([`crate::recovery`]).
+//! **Design.** While any span exists, each command passes here at its start and end; waiting
+//! commands are checked at the end of a turn. **Not here:** spans and overlaps
+//! ([`crate::recovery`]).
 
 use super::Core;
 use crate::io::command::{Io, IoOp, Stage, Token};
@@ -10,13 +11,13 @@ use forebay_nvme::Status;
 use forebay_xlate::{DeviceIndex, kill_point};
 
 impl Core {
-    /// Nothing of an earlier engine is at this device any more.
+    /// A device's fence has passed: no operation of an earlier engine is there.
     pub fn fenced(&mut self, device: DeviceIndex) {
         self.jobs.look_again();
         self.carried.fence(device);
     }
 
-    /// Ends what closed connections and machines have in hand, as far as it isn't at a device.
+    /// Ends commands of closed connections and VMs that are not at a device.
     #[cold]
     pub(super) fn settle_orphans(&mut self) {
         let Some(closed) = self.carried.take_closed() else {
@@ -24,7 +25,7 @@ impl Core {
         };
         for io in self.slab.iter_mut() {
             if io.stage != Stage::Free && closed.has(io.record) {
-                // Nothing more of it goes to a device; what waits, waits no longer.
+                // It submits nothing more, and stops waiting.
                 io.deadline_ns = 0;
                 if io.status == Status::SUCCESS {
                     io.status = Status::COMMAND_INTERRUPTED;
@@ -35,7 +36,7 @@ impl Core {
         self.carried.leave(closed, &self.slab, &self.lanes);
     }
 
-    /// Begins a command while something is carried.
+    /// Begins a command while spans exist.
     #[cold]
     pub(super) fn begin_beside_carried(&mut self, token: Token) {
         let index = token.index() as u32;
@@ -50,7 +51,7 @@ impl Core {
         self.go_on(token);
     }
 
-    /// Begins a command, or has it wait for what is older.
+    /// Begins a command, or makes it wait for older ones.
     fn go_on(&mut self, token: Token) {
         let io = &mut self.slab[token.index()];
         let index = token.index() as u32;
@@ -59,13 +60,13 @@ impl Core {
             return;
         }
         if io.deadline_ns == u64::MAX {
-            // Its time begins.
+            // Its time starts.
             io.deadline_ns = self.clock.owner_deadline_ns();
         }
         self.dispatch(token);
     }
 
-    /// The end of a turn: whoever has nothing older before it any more goes on.
+    /// Ends a turn: commands without older overlapping operations continue.
     #[cold]
     pub(super) fn advance_carried(&mut self) {
         self.settle_orphans();

@@ -1,9 +1,9 @@
-//! The parts that carry commands out, each with its own fields.
+//! Parts that carry out commands, each with its own state: a command ([`slab`]), its slices
+//! ([`submit`], `slice`), devices ([`devices`]).
 //!
-//! **Purpose.** From a command in its place ([`slab`]) by its slices ([`submit`], `slice`) to devices ([`devices`]) and back.
-//! **Design.** A part takes what it needs as arguments and does not know its caller. It returns the outcome of a step, and
-//! [`crate::core`] takes the command to the next part. Everything is allocated at the start, nothing for a command.
-//! **Not here:** the order of steps ([`crate::core`]), who may begin ([`crate::qos`]), and what a dead engine left
+//! **Design.** A part gets all it uses as arguments and returns the outcome of a step;
+//! [`crate::core`] takes the command to the next part. All memory is allocated at the start. **Not
+//! here:** the order of steps ([`crate::core`]), admission ([`crate::qos`]), recovery
 //! ([`crate::recovery`]).
 
 pub(crate) mod clock;

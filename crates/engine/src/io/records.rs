@@ -1,8 +1,9 @@
-//! What a reactor says of itself and of its commands in the state region.
+//! A reactor's records in the state region: devices that a command may have reached, and the
+//! command to blame.
 //!
-//! **Purpose.** A successor reads from there which devices a command may have reached, and which command an engine died of.
-//! **Design.** The references live as long as the process: nothing on the path of a command counts references.
-//! **Not here:** the layout ([`forebay_xlate::boundary::region`]), and the words of a command itself (its frontend's).
+//! **Design.** The references last as long as the process, so a command's path counts no
+//! references. **Not here:** the layout ([`forebay_xlate::boundary::region`]), and a command's own
+//! words (its frontend's).
 
 use crate::io::command::CommandRef;
 use crate::records::keep_for_ever;
@@ -12,10 +13,9 @@ use forebay_xlate::boundary::region::{
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// See the module's text.
 pub(crate) struct Records {
     pub(crate) reactor: &'static ReactorRecord,
-    /// Those of all queues' commands.
+    /// All queues' commands.
     pub(crate) commands: &'static [CommandRecord; MAX_QUEUES * MAX_QUEUE_ENTRIES],
 }
 
@@ -28,7 +28,7 @@ impl Records {
         }
     }
 
-    /// What the reactor works on from here on, should it die of it: 0 is no tenant's.
+    /// Records the command to blame if the reactor dies from here on; 0: no tenant's.
     #[inline]
     pub(crate) fn blame(&self, word: u64) {
         if RECORDS {
@@ -36,14 +36,14 @@ impl Records {
         }
     }
 
-    /// A compare-and-write has compared, and only its write is left.
+    /// A compare-and-write has compared; only its write is left.
     pub(crate) fn passes(&self, command: CommandRef) {
         if !command.is_machine() {
             self.commands[command.place()].pass();
         }
     }
 
-    /// A successor must reckon with a command at this device.
+    /// A successor must expect the command at this device.
     #[inline]
     pub(crate) fn submits(&self, command: CommandRef, device: u8) {
         if !command.is_machine() {

@@ -1,23 +1,20 @@
-//! Waiting for what is in flight at a device, without asking anything of the device.
+//! Waits until operations now at a device have ended, without a request to the device.
 //!
-//! **Design.** The owner wants to know when nothing that was at a device at some moment can still touch
-//! it. Each reactor notes what it has there then: slices by their number, the running flush, the
-//! internal lane's operations by their place; and answers when all of these have ended. What begins
-//! later doesn't count. On a device that hangs the answer never comes, and costs nobody else anything.
-//!
-//! **Not here:** collecting the reactors' answers (the control thread does).
+//! **Design.** Each reactor notes what it has at the device: slices by number, the running flush,
+//! internal operations by place. It answers when these have ended; later operations do not count.
+//! On a hung device the answer never comes, which delays nothing else. **Not here:** collecting the
+//! reactors' answers (the control thread).
 
 use crate::io::jobs::MAX_ACTIVE;
 use crate::upcall::Upcall;
 use forebay_xlate::DeviceIndex;
 use std::collections::VecDeque;
 
-/// One wait.
 #[derive(Debug)]
 struct Settle {
     job: u64,
     device: u8,
-    /// Slices numbered below this were there before.
+    /// Slices with lower numbers count.
     before: u64,
     slices: u64,
     flush: bool,
@@ -30,24 +27,22 @@ impl Settle {
     }
 }
 
-/// What ended at a device.
 pub(crate) enum EndedAtDevice {
     /// A slice with this number.
     Slice(u64),
-    /// Its flush.
     Flush,
     /// The internal lane's operation in this place.
     Job(usize),
 }
 
-/// The waits of a reactor.
 #[derive(Debug, Default)]
 pub(crate) struct Settles {
     open: Vec<Settle>,
 }
 
 impl Settles {
-    /// Answers `job` once this has ended at the device. Slices there, so many now, have numbers below `before`.
+    /// Answers `job` once the present operations have ended. `slices`: number of slices there, all
+    /// numbered below `before`.
     pub(crate) fn begin(
         &mut self,
         job: u64,
@@ -72,7 +67,6 @@ impl Settles {
         }
     }
 
-    /// Something ended at a device.
     #[inline]
     pub(crate) fn ended(
         &mut self,

@@ -1,16 +1,12 @@
-//! The commands in hand, each in its place.
-//!
-//! **Purpose.** A command keeps its place from its begin to its end, so that 4 bytes name it in lists, slices and answers.
-//! **Design.** The places are made once. Who takes a free one gives it back with the command's [`Token`].
-//! **Not here:** what a command waits for ([`crate::io::waits`]).
+//! The commands in flight. Each keeps one place from start to end, so that 4 bytes name it, and
+//! returns it with its [`Token`]. **Not here:** waits ([`crate::io::waits`]).
 
 use crate::io::command::{Io, Token};
 use std::ops::{Deref, DerefMut};
 
-/// Commands that a reactor has in hand at once.
+/// Most commands that a reactor has at a time.
 pub const MAX_IOS: usize = 4096;
 
-/// See the module's text.
 #[derive(Debug)]
 pub(crate) struct Slab {
     ios: Vec<Io>,
@@ -35,13 +31,11 @@ impl Slab {
         self.free.push(token.entrust());
     }
 
-    /// Places that are free.
     #[inline]
     pub(crate) fn left(&self) -> usize {
         self.free.len()
     }
 
-    /// Places that are not.
     pub(crate) fn busy(&self) -> usize {
         MAX_IOS - self.free.len()
     }

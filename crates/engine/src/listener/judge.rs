@@ -1,11 +1,8 @@
-//! Who may connect to what: a Connect against exports and associations (Base 2.0, 6.3).
+//! Checks a Connect against exports and associations (Base 2.0, 6.3).
 //!
-//! **Design.** A pure function of the command, its data and the tables, so that each refusal can be
-//! tested without a socket. An admin queue's Connect gets a controller id here, because the id decides
-//! nothing but must be unique; the controller itself is made by the reactor.
-//!
-//! **Not here:** what only the controller knows of an I/O queue's Connect: whether it is enabled, which
-//! queue ids are granted and taken.
+//! **Design.** A pure function, so that each refusal can be tested without a socket. An admin
+//! queue's Connect gets its unique controller id here; the reactor makes the controller. **Not
+//! here:** checks that need the controller: whether it is enabled, and which queue ids are taken.
 
 use super::refused::RefusedHost;
 use super::{ListenerTarget, NewKind};
@@ -18,12 +15,11 @@ use forebay_nvme::tcp::{DataPlace, decode_sgl};
 use forebay_nvme::{Sqe, Status, opcode};
 use zerocopy::FromBytes;
 
-/// Discovery controllers live here: they serve no volume, so no lane says where.
+/// Discovery controllers have no volume, and so no lane that names a reactor.
 const DISCOVERY_REACTOR: usize = 0;
 /// Byte offset of QID in a Connect command (Base 2.0, figure 380).
 const OFFSET_QID: u16 = 42;
 
-/// A Connect that may go on.
 pub(super) struct Welcome {
     pub reactor: usize,
     pub connect: Sqe,
@@ -31,7 +27,8 @@ pub(super) struct Welcome {
     pub kind: NewKind,
 }
 
-/// Judges the first command of a connection. `refused` gets the names of one that people should hear of.
+/// Checks the first command of a connection. `refused` gets the names of a refused host that the
+/// operator should know.
 pub(super) fn judge(
     sqe: &Sqe,
     in_capsule: &[u8],
@@ -109,7 +106,7 @@ pub(super) fn judge(
     })
 }
 
-/// Connect's data comes in the capsule: every capsule of its kind has room for it (TCP 3.5).
+/// Connect's data is in the capsule, which has room for it (TCP 3.5).
 fn connect_data(sqe: &Sqe, in_capsule: &[u8]) -> Result<ConnectData, Refusal> {
     let place = decode_sgl(sqe, in_capsule.len() as u32).map_err(status)?;
     let DataPlace::InCapsule {

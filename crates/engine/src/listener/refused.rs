@@ -1,24 +1,20 @@
-//! Hosts that were not let in, for people to know.
+//! Reports refused hosts to the operator: unknown names and missing subsystems.
 //!
-//! Purpose: a host whose name is on no list, or that asks for a subsystem that isn't there, is the first
-//! thing to look at when a connection fails. Design: the newest is kept and the others counted, so that
-//! whoever knocks all day is one line a second. Does NOT decide: [`super::judge`] does.
+//! **Design.** The newest is kept and the others are counted, so that a host that retries causes
+//! one report a second. **Not here:** the decision ([`super::judge`]).
 
-/// The least time between two of them.
+/// Shortest time between two reports.
 const INTERVAL_NS: u64 = 1_000_000_000;
 
-/// A host that was not let in.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct RefusedHost {
-    /// Its name.
     pub host: String,
     /// The subsystem that it asked for.
     pub subsystem: String,
-    /// Why, for people.
+    /// Reason, for the operator.
     pub why: &'static str,
 }
 
-/// See the module's text.
 #[derive(Default)]
 pub(super) struct Refusals {
     newest: Option<RefusedHost>,
@@ -32,7 +28,7 @@ impl Refusals {
         self.count = self.count.saturating_add(1);
     }
 
-    /// The newest that was not told yet, if it is time, and how many there were with it.
+    /// The newest unreported host, if a report is due, and the number of refusals.
     pub(super) fn take(&mut self, now_ns: u64) -> Option<(RefusedHost, u32)> {
         let waited = self
             .told_ns

@@ -1,15 +1,15 @@
 //! Which reactors are idle and may help, and which need help.
 //!
-//! **Design.** A reactor publishes the time since which its own lanes have begun nothing; others read it at a turn's
-//! begin. After [`IDLE_NS`] it is idle: time alone decides, so nobody wakes to say it. Busy reactors share the
-//! processors of idle ones equally.
-//! **Not here:** what is handed over, and to whom ([`super`]).
+//! **Design.** A reactor publishes the time since which its own lanes have begun nothing; others
+//! read it at a turn's start. After [`IDLE_NS`] it counts as idle, so it need not wake to report
+//! that. Busy reactors share the processors of idle ones equally. **Not here:** the operations
+//! handed over ([`super`]).
 
 use super::Away;
 use forebay_qos::params::{HELP_FROM, HELP_NS, HELP_UNTIL, IDLE_NS};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Interval at which reactors say and look who is at work.
+/// Interval at which reactors publish and read this.
 pub(crate) const SAY_NS: u64 = 50_000;
 
 const AT_WORK: u64 = u64::MAX;
@@ -17,7 +17,7 @@ const AT_WORK: u64 = u64::MAX;
 #[derive(Default)]
 #[repr(align(64))]
 pub(super) struct Said {
-    /// Until when its own lanes had something to begin.
+    /// Until when its own lanes had work.
     until_ns: AtomicU64,
 }
 
@@ -27,7 +27,6 @@ impl Said {
     }
 }
 
-/// Whether a reactor needs more than one processor.
 #[derive(Default)]
 pub(super) struct Need {
     help: bool,
@@ -78,7 +77,7 @@ impl Need {
 }
 
 impl Away {
-    /// Returns whether it is time to look who is idle.
+    /// Returns whether it is time to look for idle reactors.
     #[inline]
     pub(crate) fn begin_turn(&mut self, now_ns: u64) -> bool {
         self.need.turn(now_ns);
@@ -105,12 +104,12 @@ impl Away {
         }
     }
 
-    /// Whether this reactor has work of its own, so that others' operations go back.
+    /// Whether this reactor has work of its own, so that remote operations go back.
     pub(crate) fn gives_back(&self, now_ns: u64) -> bool {
         self.spreads() && (self.begun > 0 || !self.said.is_idle(now_ns))
     }
 
-    /// Looks who is idle. Returns the number of processors that this reactor has while at work.
+    /// Finds the idle reactors. Returns the number of processors that this reactor has at work.
     pub(crate) fn look(&mut self, now_ns: u64) -> f32 {
         self.looked_ns = now_ns;
         let mut idle = 0;

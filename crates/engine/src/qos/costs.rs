@@ -1,8 +1,8 @@
 //! Costs of commands, from the costs of operations.
 //!
-//! **Design.** Reads and writes cost by bytes, which [`super::gates::Admission::admit`] looks up itself. Other commands
-//! cost an operation per range or MiB. Written zeroes also take device time by their bytes, but few of the tenant's
-//! bytes.
+//! **Design.** Reads and writes cost by bytes, which [`super::gates::Admission::admit`] looks up
+//! itself. Other commands cost an operation per range or MiB. Written zeroes also take device time
+//! by their bytes, but few of the tenant's bytes.
 
 use crate::io::command::IoOp;
 use forebay_qos::cost::{CostTable, Operation, Transport};
@@ -73,7 +73,6 @@ mod tests {
             let bytes = zeroes(mib << 20, false)[Resource::Bytes];
             assert_eq!(bytes, 1 << 20, "{mib}");
         }
-        // What is given back is no device's work.
         assert!(at_device(256, true) < write[Resource::DeviceWrite]);
     }
 }

@@ -1,10 +1,10 @@
-//! What commands hold while they wait for a budget.
+//! Limits on memory held by commands that wait for a budget.
 //!
-//! **Design.** A waiting command holds a place in the slab and a buffer. So a lane has at most [`MAX_THROTTLED`] of
-//! them, at most a second's budget, and all lanes together a part of the slab; each lane may have one. The rest waits
-//! in its connection or ring. Where a monitor or a shutdown waits for them, they begin at once and their cost becomes a
-//! debt of the tenant.
-//! **Not here:** who waits ([`crate::qos`]).
+//! **Design.** Such a command holds a slab place and a buffer. So a lane has at most
+//! [`MAX_THROTTLED`] of them and a second's budget, and all lanes together a part of the slab; each
+//! lane may have one. Other commands stay in their connection or ring. If a monitor or a shutdown
+//! waits for them, they begin at once, as debt. **Not here:** the choice of commands
+//! ([`crate::qos`]).
 
 use super::Qos;
 use crate::io::command::Io;
@@ -15,7 +15,8 @@ use crate::lane::LaneIndex;
 use forebay_xlate::boundary::region::MAX_LANES;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Throttled commands per lane, about two quanta. With more, their buffers leave the processor's cache.
+/// Throttled commands per lane, about two quanta. With more, their buffers leave the processor's
+/// cache.
 const MAX_THROTTLED: u32 = 24;
 /// Throttled commands of all lanes; the first of each lane is always allowed.
 const MAX_ALL: usize = MAX_IOS / 8;
@@ -34,7 +35,7 @@ impl Qos {
         self.throttled.of(lane) > 0
     }
 
-    /// Whether a lane may hold one more command that waits for its budget.
+    /// Whether a lane may hold one more throttled command.
     #[inline]
     pub(crate) fn may_hold(&self, lane: LaneIndex) -> bool {
         let all = &self.throttled;
@@ -46,7 +47,8 @@ impl Qos {
                 && (self.admission.as_ref()).is_none_or(|a| a.may_hold(lane))
     }
 
-    /// Whether to ask a host for a command's data. Lanes over budget leave half of the buffers to others.
+    /// Whether to ask a host for a command's data. Lanes over budget leave half of the buffers to
+    /// others.
     pub(crate) fn may_ask(&self, staging: &Staging, lane: LaneIndex, len_bytes: u32) -> bool {
         !self.is_throttled(lane) || staging.is_half_left_for(len_bytes)
     }
@@ -66,7 +68,6 @@ impl Throttled {
         self.of_lane[lane.0 as usize % MAX_LANES]
     }
 
-    /// Counts a command that begins to wait for its budget (`true`), or stops waiting.
     pub(crate) fn count(&mut self, io: &Io, lanes: &Lanes, waits: bool) {
         let bytes = io.buffer.as_ref().map_or(0, |buffer| buffer.len());
         let by = if waits { 1 } else { -1 };

@@ -1,9 +1,5 @@
-//! What posts of the control thread do.
-//!
-//! **Purpose.** Each is carried out between turns, before anything else.
-//! **Design.** What concerns commands goes to the core, what concerns clients to every frontend, and a message for one
-//! frontend to the one that knows its type.
-//! **Not here:** what the posts are ([`super::mailbox::Post`]).
+//! Carries out posts of the control thread between turns: for commands by the core, for clients by
+//! the frontends. **Not here:** the posts ([`super::mailbox::Post`]).
 
 use super::Reactor;
 use super::mailbox::Post;
@@ -19,7 +15,6 @@ use forebay_xlate::reactor_side::Answer;
 use std::sync::Arc;
 
 impl Reactor {
-    /// Carries a post out.
     pub(super) fn handle(&mut self, post: Post) {
         let core = &mut self.core;
         core.blame(None);
@@ -63,7 +58,7 @@ impl Reactor {
         }
     }
 
-    /// Carries out what the owner says of space: faults, revokes, commits, releases.
+    /// The owner's messages about space: faults, revokes, commits, releases.
     fn handle_space(&mut self, post: engine_side::Post) {
         let core = &mut self.core;
         match post {
@@ -129,7 +124,6 @@ impl Reactor {
         });
     }
 
-    /// A volume grew.
     fn set_volume(&mut self, volume: &Arc<Volume>) {
         self.core.lanes.set_volume(volume);
         for export in self.core.lanes.exports_of(volume.id()) {

@@ -1,8 +1,5 @@
-//! What a reactor watches: its frontends' sockets and its mailbox.
-//!
-//! **Purpose.** One epoll set tells of all of them, and the ring polls that set while the reactor sleeps.
-//! **Design.** A look takes as many events as there is room for, without allocating.
-//! **Not here:** whose a key is ([`crate::frontend::Frontend::sockets_ready`]).
+//! A reactor's epoll set: its frontends' sockets and its mailbox. The ring polls the set during
+//! sleep. **Not here:** the owners of keys ([`crate::frontend::Frontend::sockets_ready`]).
 
 use super::WAKE_KEY;
 use rustix::buffer::spare_capacity;
@@ -11,10 +8,9 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// Events that are taken at once.
+/// Events taken at once.
 const EVENTS: usize = 256;
 
-/// See the module's text.
 pub(crate) struct Sockets {
     epoll: Arc<OwnedFd>,
     events: Vec<epoll::Event>,
@@ -22,10 +18,10 @@ pub(crate) struct Sockets {
 }
 
 impl Sockets {
-    /// A set in which the mailbox's bell is.
+    /// A set with the mailbox's bell.
     ///
     /// # Errors
-    /// The system's.
+    /// Those of the system.
     pub(crate) fn new(wake: BorrowedFd<'_>) -> io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let data = epoll::EventData::new_u64(WAKE_KEY);
@@ -37,12 +33,11 @@ impl Sockets {
         })
     }
 
-    /// The set, for who watches something in it.
     pub(crate) fn epoll(&self) -> &Arc<OwnedFd> {
         &self.epoll
     }
 
-    /// The keys of what is ready, but for the mailbox's.
+    /// The keys of ready sockets, without the mailbox's.
     pub(super) fn poll(&mut self) -> &[u64] {
         self.events.clear();
         self.keys.clear();

@@ -1,31 +1,26 @@
-//! Why a connection does not survive a take-over.
-//!
-//! **Design.** Few fixed phrases: they are told to the daemon, counted, and labels of a metric.
-//! **Not here:** where they are found.
+//! Why a connection does not survive a take-over: fixed phrases, which are also labels of a metric.
 
 use super::counters::NoFacts;
 use std::fmt;
 
-/// See the module's text.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Closing {
-    /// The host, or we, had ended it before.
+    /// The host or the engine had ended it before.
     Ended,
     /// Its counters could not be read.
     Unreadable,
-    /// It had been told to go.
+    /// It had been refused.
     Leaving,
-    /// It was accepted, had said something, and has no record: it was about to be closed.
+    /// It had exchanged data but has no record, so it was about to be closed.
     Unrecorded,
-    /// Its records contradict themselves, each other or the kernel.
+    /// Its records contradict each other or the kernel.
     Damaged,
-    /// Its export is not served any more, or not to this host.
+    /// Its export is not served now, or not to this host.
     NotServed,
     /// Its association's admin queue is gone.
     NoAdmin,
     /// Its bytes killed the engine before they became a command.
     Blamed,
-    /// There is no room for it.
     NoRoom,
 }
 

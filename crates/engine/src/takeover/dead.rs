@@ -1,4 +1,4 @@
-//! A dead engine, made by hand: for tests, and for the fuzz target.
+//! A dead engine, made by hand for tests and the fuzz target.
 
 use super::counters::{NoFacts, SocketFacts};
 use super::*;
@@ -15,13 +15,12 @@ use forebay_xlate::boundary::region::{
 };
 use std::sync::atomic::Ordering::Release;
 
-/// Where the Connect ends in the received stream.
+/// End of the Connect in the received stream.
 pub(super) const CONNECTED: u64 = 1224;
-/// Where its answer ends in the transmitted one.
+/// End of its answer in the transmitted stream.
 pub(super) const ANSWERED: u64 = 152;
 pub(super) const BLOCKS: u64 = 1 << 20;
 
-/// A dead engine.
 pub(super) struct Dead {
     pub region: Region,
     pub bytes: BTreeMap<u64, Vec<u8>>,
@@ -74,7 +73,7 @@ impl Dead {
         self.region.header().key.load(Relaxed)
     }
 
-    /// A live queue that has answered its Connect; its socket has the number 1000 + its own.
+    /// A live queue that has answered its Connect; its socket number is 1000 more than its own.
     pub(super) fn queue(&self, queue: u32, controller: u32, qid: u16) {
         let record = &self.region.queues()[queue as usize];
         let constants = QueueConstants {
@@ -122,7 +121,8 @@ impl Dead {
         c
     }
 
-    /// Makes a command one of so much data, for which three R2Ts were sent, and so many dwords of each part came.
+    /// Gives a command `len_bytes` of data, for which three R2Ts were sent, and `dwords` of each
+    /// part came.
     pub(super) fn ask_in_parts(&self, queue: u32, slot: u16, len_bytes: u32, dwords: [u16; 4]) {
         let c = &self.region.commands(queue as usize)[usize::from(slot)];
         let number = c.number.load(Relaxed);
@@ -142,7 +142,7 @@ impl Dead {
         c.state.store(state.0, Relaxed);
     }
 
-    /// Publishes one more item, of 24 bytes of header and so many of data.
+    /// Publishes one more item, of 24 header bytes and `data_bytes`.
     pub(super) fn answer(&mut self, queue: u32, start: u64, ends: u16, data_bytes: u32) {
         let header = [queue as u8; 24];
         let record = &self.region.queues()[queue as usize];
@@ -168,7 +168,7 @@ impl Dead {
         self.bytes.insert(at, header.to_vec());
     }
 
-    /// An association of export 1 with an admin queue at `first` and I/O queues behind it.
+    /// An association of export 1 with an admin queue at `first`, followed by I/O queues.
     pub(super) fn association(&self, slot: u32, first: u32, io_queues: u32) {
         let lane = lane();
         let command = ConnectCommand::new(0, 0, 32, 0);

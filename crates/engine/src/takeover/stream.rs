@@ -1,31 +1,27 @@
-//! Positions in a stream, and the bytes of it that were received and not taken.
+//! Positions in a stream, and bytes that were received but not taken.
 //!
-//! **Design.** Every byte has a position, counted from the connection's first. The bytes of a stretch
-//! of positions may be in a kept buffer, in the dead reactor's receive buffer, or partly in each: what
-//! each begins with is recorded, so nothing is concluded from the order in which they were written.
-//!
-//! **Not here:** what the bytes say.
+//! **Design.** Positions count from the connection's first byte. Bytes may be in a kept buffer, in
+//! the dead reactor's receive buffer, or in both. Each has its start recorded, so the order of
+//! writes does not matter. **Not here:** the meaning of the bytes.
 
 use super::{Damage, OldBytes};
 
-/// Bytes of a stream that are at hand.
+/// Available bytes of a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Stretch {
-    /// The position of the first.
+    /// Position of the first.
     pub at: u64,
-    /// How many.
     pub len: u64,
-    /// Where the first is in the memory file.
+    /// Offset of the first in the memory file.
     pub place: u64,
 }
 
 impl Stretch {
-    /// Whether it has a position.
     pub(super) fn has(&self, position: u64) -> bool {
         self.from(position).is_some()
     }
 
-    /// Where a position is in the memory file and how many bytes there are from it on.
+    /// Offset of a position in the memory file, and the number of bytes from it on.
     fn from(&self, position: u64) -> Option<(u64, u64)> {
         let skip = position.checked_sub(self.at)?;
         let left = self.len.checked_sub(skip).filter(|left| *left > 0)?;
@@ -33,11 +29,11 @@ impl Stretch {
     }
 }
 
-/// Collects the bytes of the stream from position `from` on in `out`, each from the first of
-/// `stretches` that has it.
+/// Collects the stream's bytes from position `from` in `out`, each from the first of `stretches`
+/// that has it.
 ///
 /// # Errors
-/// When one of them is nowhere.
+/// A byte is missing.
 pub(super) fn gather(
     from: u64,
     stretches: &[Stretch],

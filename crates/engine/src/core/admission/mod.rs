@@ -1,6 +1,5 @@
-//! Begins waiting commands when they are admitted.
-//!
-//! **Not here:** which commands may begin ([`crate::qos`]).
+//! Begins waiting commands when they are admitted. **Not here:** which commands may begin
+//! ([`crate::qos`]).
 
 #[cfg(test)]
 mod tests;

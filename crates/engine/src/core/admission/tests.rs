@@ -10,23 +10,21 @@ use forebay_qos::params::Params;
 use std::sync::Arc;
 
 impl Core {
-    /// All lanes are of one tenant with this budget, in windows of 1 ms.
+    /// All lanes belong to one tenant with this budget, in windows of 1 ms.
     pub(crate) fn admit_all_by(&mut self, budget: &Budget) {
         self.admit_all_at(budget, &cost::CostTable::new(cost::default_profiles()));
     }
 
-    /// By which frontends a tenant is taken to come.
     pub(crate) fn frontends_of(&self, tenant: usize) -> Option<forebay_qos::cost::Frontends> {
         Some(self.qos.admission.as_ref()?.frontends(tenant))
     }
 
-    /// The lanes are of one tenant each, in order, with these budgets; in windows of 1 ms.
+    /// The lanes belong to one tenant each, in order, with these budgets, in windows of 1 ms.
     pub(crate) fn admit_each_by(&mut self, budgets: &[Budget]) {
         let costs = cost::CostTable::new(cost::default_profiles());
         self.admit_each_at(budgets, &costs);
     }
 
-    /// A turn begins, as far as budgets are concerned.
     pub(crate) fn begin_admission(&mut self) {
         let (record, now_ns) = (self.records.reactor, self.clock.now_ns);
         self.qos.begin_turn(now_ns, record, &self.region);
@@ -36,7 +34,7 @@ impl Core {
         self.admit_each_at(std::slice::from_ref(budget), costs);
     }
 
-    /// The last budget is of all lanes that are left.
+    /// The last budget is for all remaining lanes.
     fn admit_each_at(&mut self, budgets: &[Budget], costs: &forebay_qos::cost::CostTable) {
         let params = Params {
             window_ns: 1_000_000,
@@ -44,7 +42,7 @@ impl Core {
             ..Params::default()
         };
         let capacity = forebay_xlate::boundary::message::NodeCapacity::UNLIMITED.capacity(1);
-        // With room for one that a test adds.
+        // With room for one tenant that a test adds.
         let ledger = Arc::new(Ledger::new(budgets.len() + 1));
         let mut admission = Admission::new(params, &capacity.per_second(), costs, &ledger).unwrap();
         for (tenant, budget) in (0..).zip(budgets) {
@@ -60,8 +58,8 @@ impl Core {
         self.begin_admission();
     }
 
-    /// For tests of what an I/O costs: the same with plenty for all of them, given out anew before each eighth round, and in no
-    /// turn of it. Costs are such that eight are no more than a turn's part.
+    /// For tests of an I/O's cost: ample budgets for all lanes, refilled only before each eighth
+    /// round. Eight I/Os cost no more than a turn's part.
     pub(crate) fn admit_plenty(&mut self, round: u64) {
         if !round.is_multiple_of(8) {
             return;
@@ -87,7 +85,6 @@ impl Core {
         }
     }
 
-    /// Tenants that are given something.
     pub(crate) fn active_tenants(&self) -> usize {
         self.qos
             .admission

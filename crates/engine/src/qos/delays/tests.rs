@@ -1,4 +1,4 @@
-//! What is said of devices, and what follows, by a clock of the test's own.
+//! Measured delays and their effect; the test sets the clock.
 
 use super::*;
 use forebay_device::Op;
@@ -14,15 +14,14 @@ use std::sync::{Arc, OnceLock};
 const US: u64 = 1000;
 const MS: u64 = 1000 * US;
 
-/// A read of 4 KiB.
 fn op() -> Op {
     static MEMORY: OnceLock<StaticRegion> = OnceLock::new();
     let memory = MEMORY.get_or_init(|| StaticRegion::anonymous(4096).unwrap());
     Op::read(0, memory.buf(0, 4096).unwrap())
 }
 
-/// A read begins in a turn at `begun`; the next turns are at these times, of which the last sees its end. Before that, the
-/// reactor had something to do, or not.
+/// A read begins in a turn at `begun`; the last of the later `turns` sees its end. `busy`: the
+/// reactor had work before.
 fn read(delays: &mut Delays, begun: u64, turns: &[u64], busy: bool, good: bool) {
     delays.idle();
     delays.turn(begun);
@@ -40,25 +39,25 @@ fn read(delays: &mut Delays, begun: u64, turns: &[u64], busy: bool, good: bool) 
 fn what_an_operation_waited_is_what_nothing_else_explains() {
     let mut delays = Delays::new();
     let waited = |delays: &mut Delays| delays.timed[0].waited_ns.take().map(|ns| ns / US);
-    // One that is alone says how long it takes.
+    // A single one shows the service time.
     read(&mut delays, 1000 * US, &[1080 * US], false, true);
     assert_eq!(waited(&mut delays), Some(0));
-    // What failed says nothing.
+    // A failed one shows nothing.
     read(&mut delays, 1200 * US, &[1210 * US], false, false);
     assert_eq!(waited(&mut delays), None);
-    // More than twice that has waited.
+    // Time beyond twice the service time is waiting.
     let late = [2010 * US, 2400 * US];
     read(&mut delays, 2000 * US, &late, false, true);
     assert_eq!(waited(&mut delays), Some(400 - 160));
-    // Not where the reactor could not look.
+    // Not if the reactor was busy meanwhile.
     read(&mut delays, 2000 * US, &late, true, true);
     assert_eq!(waited(&mut delays), Some(0));
-    // Of a window the least counts.
+    // The least of a window counts.
     delays.longest_ns = 0;
     read(&mut delays, 2000 * US, &late, false, true);
     read(&mut delays, 3000 * US, &[3010 * US, 3900 * US], false, true);
     assert_eq!(waited(&mut delays), Some(400 - 160));
-    // What began before its device was forgotten says nothing.
+    // An operation begun before its device was forgotten shows nothing.
     let begun_ns = delays.begun(0, &op(), false);
     delays.timed[0].forget();
     delays.ended(0, &op(), begun_ns, true, 4000 * US);
@@ -76,7 +75,7 @@ fn what_others_carry_out_counts_as_begun_and_is_not_timed() {
     assert_eq!(delays.in_use, [KINDS as u16]);
 }
 
-/// Two devices, and what follows for reads.
+/// Two devices, and the correction for reads.
 struct Desk {
     delays: Delays,
     scheduler: Scheduler,
@@ -95,7 +94,7 @@ impl Desk {
         }
     }
 
-    /// So many windows of a millisecond, in each of which these devices say how long one waited, us.
+    /// Windows of a millisecond, in each of which these devices report a wait, us.
     fn windows(&mut self, count: u64, said: &[(u16, u64)]) -> f32 {
         for _ in 0..count {
             for (device, us) in said {
@@ -137,19 +136,18 @@ const SLOW: (u16, u64) = (0, 5_000);
 fn a_slow_device_makes_costs_dear_only_where_no_other_is_in_use() {
     let mut desk = Desk::new();
     assert_eq!(desk.windows(100, &[SLOW]), 4.0);
-    // Whoever comes to another does not pay for that, from the first on.
+    // Commands on another device do not pay for that, from the first on.
     desk.begins(1);
     assert_eq!(desk.pass(1), 1.0);
     assert_eq!(desk.windows(100, &[SLOW, (1, 0)]), 1.0);
-    // Also where that one has something now and then.
+    // Also if that device is used only sometimes.
     for _ in 0..10 {
         assert_eq!(desk.windows(90, &[SLOW]), 1.0);
         assert_eq!(desk.windows(1, &[SLOW, (1, 0)]), 1.0);
     }
-    // What it said long ago does not count.
+    // Old reports do not count.
     desk.windows(1000, &[SLOW]);
     assert_eq!(desk.windows(100, &[SLOW]), 4.0);
-    // Both are slow.
     let both = [SLOW, (1, 300)];
     desk.windows(1, &both);
     assert_eq!(desk.windows(100, &both), 4.0);
@@ -160,29 +158,29 @@ fn what_is_under_way_at_a_slow_device_holds_nobody_elses_correction() {
     let mut desk = Desk::new();
     let both = [SLOW, (1, 300)];
     assert_eq!(desk.windows(100, &both), 4.0);
-    // One is well again, and does nothing now; at the other there is one under way.
+    // One is fast again and now idle; the other has an operation in flight.
     assert!(desk.windows(1, &[(1, 0)]) < 4.0);
     desk.begins(0);
     assert_eq!(desk.pass(200), 1.0);
-    // Both are, and at one there is one under way for longer than it was when it was well.
+    // Both are fast, but one has an operation in flight for longer than usual.
     let mut desk = Desk::new();
     assert_eq!(desk.windows(100, &both), 4.0);
     assert!(desk.windows(1, &[(0, 0), (1, 0)]) < 4.0);
     desk.begins(0);
     assert_eq!(desk.pass(200), 1.0);
-    // Alone it holds, for a second and no longer.
+    // A single one in flight holds the correction for a second.
     let mut desk = Desk::new();
     assert_eq!(desk.windows(100, &[SLOW]), 4.0);
     desk.begins(0);
     assert_eq!(desk.pass(900), 4.0);
     assert_eq!(desk.pass(300), 1.0);
     assert!(desk.delays.in_use.is_empty());
-    // Its end, should it come, is nobody's.
+    // Its late end is ignored.
     desk.delays.ended(0, &op(), MS, true, desk.now_ns);
     assert_eq!(desk.delays.timed[0].waited_ns, None);
 }
 
-/// Of a device in memory nobody knows how much it can do, but that nobody waits for it.
+/// The capacity of a device in memory is unknown, but no operation waits for it.
 #[test]
 fn what_ends_at_once_holds_nobody_back() {
     let rate = |iops| Rate {
@@ -201,7 +199,7 @@ fn what_ends_at_once_holds_nobody_back() {
         desk.scheduler
             .set_budget(0, &budget, &costs, Frontends::ALL);
         desk.scheduler.attach(0, 0);
-        // More of the device than of anything else.
+        // The device is the scarcest resource.
         let mut cost = ResourceVector::ZERO;
         (cost[Resource::DeviceRead], cost[Resource::Cpu]) = (1000, 100);
         (cost[Resource::Ops], cost[Resource::Bytes]) = (PARTS, 4096);
@@ -215,7 +213,7 @@ fn what_ends_at_once_holds_nobody_back() {
             desk.pass(1);
             desk.scheduler.cancel(0, &cost);
         }
-        // Windows are of 0.3 ms: 300 by what is calibrated.
+        // Windows are 0.3 ms: 300 operations by the calibrated cost.
         let expected = if at_once { 2500..6001 } else { 270..301 };
         assert!(expected.contains(&begun), "{at_once}: {begun}");
     }

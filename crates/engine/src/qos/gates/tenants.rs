@@ -1,6 +1,6 @@
 //! Tenants, budgets and shares of a reactor's lanes, as the daemon sets them.
 //!
-//! **Not here:** what follows for a command ([`super`]).
+//! **Not here:** the effect on commands ([`super`]).
 
 use super::super::costs::cost_of;
 use super::records::grant;
@@ -22,7 +22,7 @@ impl Admission {
         }
     }
 
-    /// Sets a tenant's budget; a `guaranteed` base comes first.
+    /// Sets a tenant's budget; a `guaranteed` base has precedence.
     pub fn set_budget(&mut self, tenant: u32, budget: &Budget, guaranteed: bool) {
         if let Some(one) = self.tenants.get_mut(tenant as usize) {
             (self.scheduler).set_guaranteed(tenant as usize, guaranteed);
@@ -32,7 +32,7 @@ impl Admission {
         }
     }
 
-    /// Updates what a base costs: over a network, an I/O takes many times the processor time.
+    /// Updates the cost of a base: over a network, an I/O takes many times the processor time.
     fn note_frontends(&mut self, tenant: u32) {
         let gates = self.gates[..self.lanes].iter();
         let own = gates.filter(|gate| gate.tenant == tenant);
