@@ -1,5 +1,5 @@
-//! Budgets as the daemon tells them: what makes no sense is refused by name, what is said again changes nothing, and what
-//! changes does so under load.
+//! Budgets from the daemon: bad values are refused by name, repetitions change nothing, and changes
+//! work under load.
 #![allow(missing_docs)]
 
 mod common;
@@ -75,14 +75,14 @@ fn what_makes_no_sense_is_refused_by_name() {
         scheduling.capacity.link_in_bytes_s = 0;
     }
     assert!(said!(set(nothing)).contains("bytes that come in"));
-    // None of that is on.
+    // None of that was applied.
     assert!(said!(tenant(1, Some(budget))).contains("without scheduling"));
     for _ in 0..2 {
         assert_eq!(said!(set(scheduling(&[]))), "");
         assert_eq!(said!(tenant(1, Some(budget))), "");
         assert_eq!(said!(volume(1, 1, None)), "");
     }
-    // What is refused leaves what was there.
+    // A refusal leaves the previous state.
     assert!(said!(set(scheduling(&[("forget", 7.0)]))).contains("forget"));
     assert!(said!(volume(2, 1, None)).contains("is not served"));
     assert!(said!(volume(1, 2, None)).contains("tenant 2 has no budget"));
@@ -116,7 +116,7 @@ fn what_makes_no_sense_is_refused_by_name() {
 fn an_export_is_served_where_it_is_told() {
     let mut engine = TestEngine::start("ram", 8 << 20, 2);
     (1..=5).for_each(|volume| engine.volume(volume, 1 << 20, 4096));
-    // A reactor that there is not is not waited for: where the fewest are.
+    // An unknown reactor means the one with the fewest exports.
     for (volume, told) in [
         (1, Some(1)),
         (2, Some(1)),
@@ -125,7 +125,7 @@ fn an_export_is_served_where_it_is_told() {
         (5, Some(7)),
     ] {
         engine.export_at(volume, &[], told);
-        // What is told again of one that is served changes nothing.
+        // A repetition does not move it.
         engine.export_at(volume, &[], Some(0));
     }
     let region = engine.region();
@@ -138,7 +138,7 @@ fn an_export_is_served_where_it_is_told() {
     assert_eq!(served, [(1, 1), (2, 1), (3, 0), (4, 0), (5, 0)]);
 }
 
-/// What a tenant had saved in the engine before is its again, as far as its budget lets it be saved.
+/// A tenant keeps the credit saved in an earlier engine, up to its cap.
 #[test]
 fn credit_goes_on_in_the_next_engine() {
     let mut engine = TestEngine::start("ram", 8 << 20, 1);
@@ -157,12 +157,12 @@ fn credit_goes_on_in_the_next_engine() {
     };
     assert_eq!(said(&mut engine, 1, budget, [700, 5]), Some([700, 5]));
     assert_eq!(said(&mut engine, 2, budget, [u64::MAX, 0]), Some([2000, 0]));
-    // It is known now, and has what it has.
+    // A known tenant keeps its credit.
     budget.how = Burst::Credit { seconds: 3 };
     assert_eq!(said(&mut engine, 1, budget, [1, 1]), Some([700, 5]));
     budget.how = Burst::Metered;
     assert_eq!(said(&mut engine, 3, budget, [700, 5]), Some([0, 0]));
-    // Whoever has its place afterwards has none of that.
+    // The slot's next tenant gets none of it.
     engine.order(tenant(1, None));
     assert_eq!(engine.credit(1), None);
     for other in 4..=MAX_TENANTS as u64 + 1 {
@@ -192,7 +192,7 @@ fn loads(engine: &TestEngine, nqns: &[String]) -> Vec<LoadReport> {
     })
 }
 
-/// Two volumes on two reactors have one tenant's budget together, whatever their loads; and no more than it.
+/// Volumes on two reactors share one tenant's budget.
 #[test]
 fn reactors_share_a_tenants_budget() {
     let mut engine = TestEngine::start("ram", 64 << 20, 2);
@@ -202,7 +202,7 @@ fn reactors_share_a_tenants_budget() {
             engine.export(volume, &[])
         })
         .collect();
-    // Mapped once.
+    // Maps all extents.
     for nqn in &nqns {
         run(&load(&engine, nqn), &mut |_| {}).unwrap();
     }
@@ -218,12 +218,11 @@ fn reactors_share_a_tenants_budget() {
     let longest = reports.iter().map(|r| r.elapsed).max().unwrap();
     assert!(reports.iter().all(|report| report.errors == 0));
     assert!(reports.iter().all(|report| report.iops > 0.0));
-    // A second's may have been saved before.
+    // A second's worth may have been saved before.
     let most = 3000.0 * (longest.as_secs_f64() + 1.0) * 1.1 + 100.0;
     assert!(sum <= most, "{sum} of {most}");
 }
 
-/// A load goes on whatever is said of budgets meanwhile.
 #[test]
 fn budgets_change_under_load() {
     let mut engine = TestEngine::start("ram", 64 << 20, 2);

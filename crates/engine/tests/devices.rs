@@ -7,7 +7,6 @@ use common::TestEngine;
 use forebay_device::{Device, OpenOptions};
 use forebay_xlate::DeviceIndex;
 
-/// Waits until a device is ready.
 fn wait_for(engine: &TestEngine, device: u8) {
     let limit = std::time::Instant::now() + std::time::Duration::from_secs(120);
     while !engine
@@ -40,7 +39,7 @@ fn a_device_is_ready_when_no_earlier_engine_has_anything_there() {
     assert_eq!(engine.device(2, specs[1].clone()), None);
     wait_for(&engine, 2);
     assert!(!engine.log.lock().unwrap().ready.contains(&DeviceIndex(1)));
-    // To ask again makes it no sooner ready.
+    // A second request does not make it ready sooner.
     assert_eq!(engine.device(1, specs[0].clone()), None);
     assert_eq!(engine.device(2, specs[1].clone()), None);
     assert!(!engine.log.lock().unwrap().ready.contains(&DeviceIndex(1)));
@@ -67,7 +66,7 @@ fn two_devices_that_are_one_are_refused() {
     assert!(error.contains("is the same device as"), "{error}");
     let error = engine.device(5, format!("file:{}", other.display()));
     assert_eq!(error, None);
-    // The same again is no other.
+    // A repetition is no second device.
     let error = engine.device(5, format!("file:{}", other.display()));
     assert_eq!(error, None);
 }

@@ -1,6 +1,5 @@
 //! Connections across engines, with the test as the daemon: deposits, and the steps of a take-over.
-//!
-//! Not here: queues and commands that go on (the take-over's own tests, and the whole system's).
+//! **Not here:** continued queues and commands (tests of the take-over and the whole system).
 
 use forebay_device::{Device, OpenOptions};
 use forebay_engine::{Engine, EngineConfig};
@@ -18,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering::Acquire;
 use std::time::{Duration, Instant};
 
-/// Stops a test that hangs.
+/// Limit of every wait.
 const HANG: Duration = Duration::from_secs(120);
 
 /// An engine with the test as its daemon.
@@ -26,7 +25,7 @@ struct Lab {
     engine: Engine,
     channel: Channel,
     socket: PathBuf,
-    /// What came with the last welcome.
+    /// From the last welcome.
     region: Option<OwnedFd>,
     memory: Option<OwnedFd>,
     sockets: Vec<(u64, OwnedFd)>,
@@ -59,7 +58,7 @@ impl Lab {
         lab
     }
 
-    /// Another daemon comes.
+    /// Connects as another daemon.
     fn reconnect(&mut self) {
         self.channel = Channel::new(socket::connect(&self.socket).unwrap()).unwrap();
         self.greet();
@@ -128,7 +127,7 @@ impl Lab {
     }
 }
 
-/// A connection, accepted by nobody but the test: the host's end, and the engine's.
+/// A connection accepted by the test: the host's end, and the engine's.
 fn connection() -> (TcpStream, OwnedFd) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let host = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
@@ -175,7 +174,7 @@ fn a_successor_acts_only_when_it_is_told() {
     let (mut host, ours) = connection();
     let (ended, ended_ours) = connection();
     ended.shutdown(std::net::Shutdown::Both).unwrap();
-    // The other end knows.
+    // The other end has noticed it.
     let seen = rustix::net::recv(&ended_ours, &mut [0; 1][..], rustix::net::RecvFlags::PEEK);
     if seen == Err(rustix::io::Errno::AGAIN) {
         let flags = rustix::event::PollFlags::RDHUP;
@@ -189,7 +188,7 @@ fn a_successor_acts_only_when_it_is_told() {
     };
     lab.say(&take_over, vec![region, memory]);
     let sockets = vec![1 << 32 | 8, 1 << 32 | 9];
-    // There was no room for a third one's descriptor.
+    // There was no room for a third descriptor.
     let message = ToEngine::Sockets {
         sockets: [sockets.clone(), vec![1 << 32 | 10]].concat(),
     };
@@ -218,7 +217,7 @@ fn a_successor_acts_only_when_it_is_told() {
     lab.say(&ToEngine::Resume { request: 6 }, vec![]);
     let gone = FromEngine::SocketGone { socket: sockets[1] };
     assert_eq!(lab.hear().0, gone);
-    // Only now is it the daemon's to close.
+    // Only now may the daemon close it.
     assert_eq!(lab.hear().0, no_room);
     assert_eq!(lab.done(6), None);
     let mut icresp = [0; 128];
@@ -230,7 +229,7 @@ fn a_successor_acts_only_when_it_is_told() {
 }
 
 impl Lab {
-    /// Nothing waits for an answer of the engine's but this.
+    /// Expects no other message of the engine.
     fn is_alive(&mut self) -> Option<String> {
         let message = ToEngine::RemoveExport {
             request: 2,
@@ -273,7 +272,7 @@ fn what_can_not_be_read_is_refused() {
             "{message:?}"
         );
     }
-    // It has nothing to go on with, and serves whoever is new.
+    // It has taken over nothing, and serves new hosts.
     lab.say(&ToEngine::Resume { request: 6 }, vec![]);
     assert!(lab.done(6).is_some());
     let address = lab.listen();
@@ -310,7 +309,7 @@ fn a_successor_that_loses_its_daemon_before_it_acts_ends() {
 
 const MARKED: [u8; 16] = [5; 16];
 
-/// A file as a device, and the lock that an engine from before still holds there.
+/// A file as a device, with an earlier engine's lock on it.
 fn held_device(folder: &Path) -> (DeviceConfig, Device) {
     let path = folder.join("device");
     let file = std::fs::File::create(&path).unwrap();
@@ -338,7 +337,7 @@ impl Lab {
         self.say(&ToEngine::SetDevice { request, device }, vec![]);
     }
 
-    /// Goes on where the engine that left these stopped.
+    /// Takes over from the engine that left these.
     fn take_over(&mut self, generation: u64, left: (OwnedFd, OwnedFd)) {
         let message = ToEngine::TakeOver {
             request: 50,
@@ -352,7 +351,7 @@ impl Lab {
         assert_eq!(self.done(51), None);
     }
 
-    /// The mark of the device that is served at this index.
+    /// The mark of the device served at this index.
     fn served(&self, index: usize) -> u64 {
         let fd = self.region.as_ref().unwrap().try_clone().unwrap();
         let region = Region::adopt(SharedMemory::from_fd(fd).unwrap()).unwrap();
@@ -369,8 +368,8 @@ impl Lab {
 fn only_a_device_that_the_dead_engine_served_is_served_before_its_fence() {
     let folder = tempfile::tempdir().unwrap();
     let (device, held) = held_device(folder.path());
-    // Nobody tells the first what is in flight there: it waits; and whoever follows it before the
-    // fence knows no more.
+    // The first engine does not know the operations in flight there, so it waits; neither does any
+    // successor before the fence.
     let mut lab = Lab::start(1);
     lab.set_device(7, &device);
     assert_eq!(lab.done(7), None);
@@ -392,7 +391,7 @@ fn only_a_device_that_the_dead_engine_served_is_served_before_its_fence() {
     lab.ready(3);
     assert_eq!(lab.served(3), device_mark(&MARKED));
     left = lab.stop();
-    // Its own commands are recorded: who follows needs to wait for nothing else.
+    // Its own commands are recorded: a successor waits for nothing else.
     let (device, _held) = held_device(folder.path());
     let mut lab = Lab::start(5);
     lab.set_device(7, &device);
@@ -400,7 +399,7 @@ fn only_a_device_that_the_dead_engine_served_is_served_before_its_fence() {
     lab.take_over(4, left);
     assert_eq!(lab.served(3), device_mark(&MARKED));
     left = lab.stop();
-    // Another device in its place is another matter.
+    // Another device with its index.
     let mut lab = Lab::start(6);
     let device = config(3, [6; 16], device.spec);
     lab.set_device(7, &device);
@@ -431,7 +430,7 @@ fn a_device_that_hangs_when_it_is_opened_holds_up_nobody() {
     }
     let left = lab.stop();
     let mut lab = Lab::start(2);
-    // Whoever opens the device waits for this.
+    // Opening the device waits for this lock.
     let journal = std::fs::File::open(path.with_file_name("slow.journal")).unwrap();
     rustix::fs::flock(&journal, rustix::fs::FlockOperation::LockExclusive).unwrap();
     lab.set_device(7, &slow);
@@ -440,7 +439,7 @@ fn a_device_that_hangs_when_it_is_opened_holds_up_nobody() {
     lab.ready(3);
     lab.take_over(1, left);
     assert_eq!(lab.served(4), 0);
-    // Another daemon asks again; what the first one asked is no business of its.
+    // A new daemon asks again, and gets no answer to the first request.
     lab.reconnect();
     lab.set_device(9, &slow);
     assert_eq!(lab.is_alive(), None);

@@ -1,7 +1,5 @@
-//! `hot_path_does_not_allocate`: once warm, a reactor serves reads, writes and flushes without
-//! asking the allocator for anything (design rule 1).
-//!
-//! The allocator counts what the reactor's thread asks for, found by its name.
+//! `hot_path_does_not_allocate`: a warm reactor serves reads, writes and flushes without
+//! allocations (design rule 1). The allocator counts those of the reactor's thread, found by name.
 #![allow(unsafe_code)]
 
 mod common;
@@ -20,7 +18,7 @@ use std::time::Instant;
 
 /// The thread whose allocations are counted.
 static WATCHED: AtomicI32 = AtomicI32::new(0);
-/// Another one.
+/// A second one.
 static ALSO: AtomicI32 = AtomicI32::new(0);
 static COUNT: AtomicU64 = AtomicU64::new(0);
 /// Show where the first allocation comes from (`FOREBAY_SHOW_ALLOCATION=1`).
@@ -94,7 +92,7 @@ fn load(
     }
 }
 
-/// Its volume's tenant may do much less than a load asks for: most of it waits for a window.
+/// Gives its tenant a small budget, so that most of the load waits for a window.
 fn limit(engine: &mut TestEngine) {
     let scheduling = Scheduling {
         policy: Default::default(),
@@ -128,7 +126,7 @@ fn counted(kind: &str, limited: bool) {
     let mut engine = TestEngine::start(kind, 128 << 20, 1);
     engine.volume(1, 32 << 20, 4096);
     let nqn = engine.export(1, &[]);
-    // Once through everything: grants, and lists at their largest.
+    // Warms up: grants, and lists at their largest.
     for (read_percent, block_bytes) in [(0, 65536), (50, 4096), (50, 65536)] {
         run(
             &load(&engine, &nqn, read_percent, block_bytes, 32),
@@ -139,7 +137,7 @@ fn counted(kind: &str, limited: bool) {
     if limited {
         limit(&mut engine);
     }
-    // Connecting and disconnecting (of the run before, too) allocate: what is counted lies within a run.
+    // Connects and disconnects allocate, so counting is limited to the middle of a run.
     let mut cases = vec![(50u8, 4096u32), (50, 65536)];
     let until = Instant::now() + HANG;
     while let Some(&(read_percent, block_bytes)) = cases.first() {
@@ -167,7 +165,7 @@ fn counted(kind: &str, limited: bool) {
                 assert_eq!(count, 0, "{what}");
                 cases.remove(0);
             }
-            // A machine that stood still ran past both moments: once more.
+            // A paused machine missed both moments: repeat.
             None => assert!(Instant::now() < until, "nothing can be counted"),
         }
     }
@@ -183,7 +181,7 @@ fn hot_path_does_not_allocate() {
     counted("file", true);
 }
 
-/// Nor while one reactor's queue is served by two of them.
+/// Also while two reactors serve one queue.
 #[test]
 fn what_others_carry_out_does_not_allocate() {
     let _alone = ALONE
@@ -225,7 +223,7 @@ fn what_others_carry_out_does_not_allocate() {
                 assert_eq!(count, 0, "{spread:?}: allocations of the reactors");
                 ways.remove(0);
             }
-            // A machine that stood still: once more.
+            // A paused machine: repeat.
             _ => assert!(Instant::now() < until, "nothing can be counted"),
         }
     }
@@ -234,14 +232,14 @@ fn what_others_carry_out_does_not_allocate() {
     assert_eq!(there[1], home[0], "each was carried out once");
 }
 
-/// A first write that claims a place ahead is on the hot path too.
+/// A first write that claims a preallocated extent.
 #[test]
 fn a_claim_does_not_allocate() {
     let _alone = ALONE
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner);
     let until = Instant::now() + HANG;
-    // A machine that stands still runs past both moments of counting: once more.
+    // A paused machine missed both moments of counting: repeat.
     while !claims() {
         assert!(Instant::now() < until, "nothing can be counted");
     }
@@ -265,7 +263,7 @@ fn claims() -> bool {
             begun = Some(faults());
             COUNT.store(0, SeqCst);
             WATCHED.store(reactor_thread(), SeqCst);
-            // All of it lies elsewhere now, ahead: behind what it had.
+            // Moves the volume to preallocated extents behind the old ones.
             let revoke = ToEngine::Revoke {
                 revoke: 1,
                 volume,
@@ -280,7 +278,7 @@ fn claims() -> bool {
                 word: word.bits(),
                 commit_sequence: 0,
             }];
-            // Whoever asks between the two gets no answer, so no more than what is in flight asks.
+            // A fault between the two gets no answer, so only commands in flight may ask.
             engine.say_together([revoke, ToEngine::Grants { grants }]);
         } else if at.fraction > 0.8 && counted.is_none() {
             WATCHED.store(0, SeqCst);
@@ -293,7 +291,7 @@ fn claims() -> bool {
         return false;
     };
     assert_eq!((report.errors, allocations), (0, 0));
-    // But for those that were in flight between the two messages, everything was claimed.
+    // All other extents were claimed.
     assert!(after - begun.unwrap() < range.count / 2);
     true
 }

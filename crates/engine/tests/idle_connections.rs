@@ -1,7 +1,5 @@
-//! What connections cost that do nothing: memory, and the processor's time.
-//!
-//! Alone in its process, because it measures the process. Not here: the whole daemon at rest
-//! (`idle_engine_sleeps`, a system test).
+//! Memory and processor time of idle connections. It measures its own process, so it runs alone.
+//! **Not here:** the whole idle daemon (`idle_engine_sleeps`, a system test).
 #![allow(missing_docs)]
 
 mod common;
@@ -50,7 +48,7 @@ fn three_hundred_idle_connections_cost_little() {
         all.push(host);
         all
     };
-    // What the first of everything costs doesn't count.
+    // One-time costs do not count.
     let first = attach(4);
     std::thread::sleep(Duration::from_millis(300));
     let before = resident_bytes();
@@ -59,7 +57,7 @@ fn three_hundred_idle_connections_cost_little() {
     let each = resident_bytes().saturating_sub(before) / CONNECTIONS;
     println!("{each} bytes a connection, both ends together");
     assert!(each < 8192, "{each} bytes a connection");
-    // What came before may take its time; an engine that does not sleep never comes to rest.
+    // Earlier work may take its time; an engine that does not sleep never comes to rest.
     let limit = std::time::Instant::now() + HANG;
     loop {
         let (cpu, time) = (engine_ns(), std::time::Instant::now());

@@ -1,7 +1,5 @@
-//! Grants, revokes and faults against a whole engine, with the test as a daemon that says and hears
-//! every message itself.
-//!
-//! Not here: what an owner grants (its own tests); every interleaving (the model of `xlate`).
+//! Grants, revokes and faults with a whole engine; the test is the daemon. **Not here:** the
+//! owner's choices (its own tests), and every interleaving (the model of `xlate`).
 #![allow(missing_docs)]
 
 mod common;
@@ -21,9 +19,9 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 const V: VolumeId = VolumeId(1);
-/// Nothing takes so long.
+/// Limit of every wait.
 const HANG: Duration = Duration::from_secs(120);
-/// A reactor that nobody wakes sleeps twice as long.
+/// A reactor that is not woken sleeps twice as long.
 const WOKEN: Duration = Duration::from_secs(5);
 
 struct Daemon {
@@ -132,7 +130,7 @@ impl Daemon {
         });
     }
 
-    /// Hears messages until one fits.
+    /// Receives messages until one fits.
     fn until<T>(&mut self, mut fits: impl FnMut(FromEngine) -> Option<T>) -> T {
         loop {
             if let Some(found) = fits(hear(&mut self.channel).0) {
@@ -141,11 +139,11 @@ impl Daemon {
         }
     }
 
-    /// Everything that is heard until the engine has answered something said now.
+    /// All messages until the engine answers one sent now.
     fn meanwhile(&mut self) -> Vec<FromEngine> {
         self.request += 1;
         let request = self.request;
-        // Not exported, so there is nothing to do but to answer.
+        // Not exported, so the engine only answers.
         self.say(ToEngine::RemoveExport {
             request,
             export: ExportId(99),
@@ -161,7 +159,6 @@ impl Daemon {
         heard
     }
 
-    /// Waits for one fault.
     fn fault(&mut self) -> FaultAsk {
         self.until(|message| match message {
             FromEngine::Faults { faults } => {
@@ -184,7 +181,7 @@ impl Daemon {
         });
     }
 
-    /// Returns when it is acknowledged, with what else was heard until then.
+    /// Returns other messages received before the acknowledgement.
     fn revoke(&mut self, revoke: u64, extent: u64) -> Vec<FromEngine> {
         self.say(ToEngine::Revoke {
             revoke,
@@ -202,7 +199,7 @@ impl Daemon {
         heard
     }
 
-    /// Waits until places are taken back, and hears whether a fault came before that.
+    /// Waits until extents are taken back; sets `asked` if a fault came before.
     fn took_back(&mut self, wanted: u64, asked: &mut bool) -> Vec<ExtentRange> {
         self.until(|message| match message {
             FromEngine::TookBack { revoke, taken } if revoke == wanted => Some(taken),
@@ -214,7 +211,7 @@ impl Daemon {
         })
     }
 
-    /// Waits until every reactor sleeps with nothing to do.
+    /// Waits until every reactor sleeps.
     fn wait_asleep(&self) {
         let begin = Instant::now();
         let reactors = &self.region.reactors()[..self.reactors];
@@ -261,7 +258,7 @@ fn revoke_from_sleeping_reactor() {
     assert!(daemon.fault().write);
     daemon.grant(0, 5);
     assert_eq!(io.response().status(), Status::SUCCESS);
-    // Who is not woken takes long each time; a machine that stands still does not.
+    // Without a wakeup each round is slow; a paused machine is slow only sometimes.
     let mut was_quick = false;
     for revoke in 1..=5 {
         daemon.wait_asleep();
@@ -277,7 +274,7 @@ fn revoke_from_sleeping_reactor() {
             let now = daemon.region.reactors()[r].sleeps.load(Relaxed);
             assert!(now > *before, "reactor {r} answered for itself");
         }
-        // It is really gone: a write asks again, and goes where it is told now.
+        // It is really revoked: a write faults, and goes to the new place.
         send_write(&mut io, 0, &[revoke as u8; 4096]);
         assert_eq!(daemon.fault().extent, 0);
         daemon.grant(0, 5 + revoke);
@@ -290,7 +287,8 @@ fn revoke_from_sleeping_reactor() {
     assert!(was_quick, "nobody wakes a reactor that sleeps");
 }
 
-/// Rounds of [`parked_command_translates_again`] at least; in each, the reactor may or may not come in between.
+/// Fewest rounds of [`parked_command_translates_again`]; timing decides whether the reactor runs in
+/// between.
 const ROUNDS: u64 = 400;
 
 #[test]
@@ -307,18 +305,18 @@ fn parked_command_translates_again() {
     let mut asked_again = 0;
     let limit = Instant::now() + HANG;
     for round in 0.. {
-        // As long as it takes until it has come too late, too.
+        // Until it has also been late once.
         if round >= ROUNDS && (asked_again > 0 || Instant::now() > limit) {
             break;
         }
-        // Device extent 11 holds somebody's bytes.
+        // Device extent 11 holds other data.
         daemon.grant(2, 11);
         assert_eq!(
             io.write(2 * blocks, &theirs, 4096).status(),
             Status::SUCCESS
         );
         take(&mut daemon, 2);
-        // A write over two extents; the first is granted before the second is asked for.
+        // A write over two extents; the first is granted before the second faults.
         let cid = io.next_cid();
         let sqe = rw(WRITE, cid, blocks - 1, 2).with_sgl(SglDescriptor::in_capsule(0, 8192));
         let data: Vec<u8> = [[round as u8; 4096], [!(round as u8); 4096]].concat();
@@ -326,9 +324,8 @@ fn parked_command_translates_again() {
         assert_eq!(daemon.fault().extent, 0);
         daemon.grant(0, 10);
         assert_eq!(daemon.fault().extent, 1);
-        // While it is parked its first extent is taken away; what was written there stays written. The
-        // second is granted at 11 and taken away at once. Whether the command came in between or not:
-        // after the acknowledgement nothing goes to 11.
+        // While parked, it loses its first extent, whose data stays. The second is granted at 11
+        // and revoked at once. After the acknowledgement nothing may go to 11.
         take(&mut daemon, 0);
         daemon.grant(1, 11);
         let mut asks = take(&mut daemon, 1);
@@ -348,7 +345,6 @@ fn parked_command_translates_again() {
             take(&mut daemon, 2);
             take(&mut daemon, 1);
         }
-        // Both are where they were written.
         daemon.grant(0, 10);
         daemon.grant(1, place);
         assert_eq!(io.read(blocks - 1, 2, 4096), data);
@@ -358,7 +354,7 @@ fn parked_command_translates_again() {
     assert!(asked_again > 0, "the command always came in between");
 }
 
-/// A write and the taking back of its place at the same moment: one of them has it.
+/// A write races with the return of its preallocated extent: one wins.
 #[test]
 fn a_place_ahead_is_written_or_taken_back() {
     let mut daemon = Daemon::start(2);
@@ -383,7 +379,7 @@ fn a_place_ahead_is_written_or_taken_back() {
             volume: V,
             range: ExtentRange::new(0, 5),
         };
-        // Now and then it is certain who comes first; else they meet.
+        // Some rounds fix the order; the others race.
         let (mut ended, mut taken) = (false, None);
         match round % 20 {
             0 => {
@@ -421,7 +417,7 @@ fn a_place_ahead_is_written_or_taken_back() {
         }
         assert_eq!(io.read(blocks, 1, 4096), data, "round {round}");
         daemon.revoke(1_000_000 + round, 1);
-        // What was taken back was not written; it is left as clean as it was found.
+        // An extent taken back was not written and stays clean.
         daemon.grant(2, 11);
         let there = if whole { [0; 4096] } else { data };
         assert_eq!(io.read(2 * blocks, 1, 4096), there, "round {round}");

@@ -1,6 +1,5 @@
-//! One queue, two reactors, and nobody with a budget: who is told nothing helps, and what is told counts at once.
-//!
-//! Not here: who helps whom, and when (the core's own tests).
+//! One queue on two reactors without budgets: help by default, and changes at run time. **Not
+//! here:** the choice of helpers (the core's tests).
 #![allow(missing_docs)]
 
 mod common;
@@ -11,7 +10,7 @@ use forebay_qos::cost::default_profiles;
 use forebay_xlate::boundary::message::{CostProfile, NodeCapacity, Scheduling, Spread, ToEngine};
 use std::time::{Duration, Instant};
 
-/// What the reactor whose queue it is hands over during a load.
+/// Operations that the home reactor hands over during a load.
 fn handed_over(engine: &TestEngine, nqn: &str, queues: u16, depth: u16) -> u64 {
     let before = engine.handed_over(0)[0];
     let spec = LoadSpec {
@@ -29,13 +28,13 @@ fn handed_over(engine: &TestEngine, nqn: &str, queues: u16, depth: u16) -> u64 {
 
 fn is_helped(engine: &TestEngine, nqn: &str) {
     let until = Instant::now() + HANG;
-    // Whose machine stood still had time left.
+    // A paused machine had time left.
     while handed_over(engine, nqn, 2, 64) == 0 {
         assert!(Instant::now() < until, "nobody helps");
     }
 }
 
-/// Budgets begin to count, and don't any more.
+/// Turns budgets on and off.
 fn budgets_come_and_go(engine: &mut TestEngine) {
     let scheduling = Box::new(Scheduling {
         policy: Default::default(),

@@ -1,5 +1,5 @@
-//! Associations as a raw host has them with a whole engine in this process: Connect and its refusals,
-//! queues, properties, keep alive, events, discovery, and their ends.
+//! Associations of a raw host with a whole engine: Connect and its refusals, queues, properties,
+//! keep alive, events, discovery, and their ends.
 #![allow(missing_docs)]
 
 mod common;
@@ -154,7 +154,6 @@ fn refusals_of_connect() {
         host.capsule(&admin_connect.to_sqe().with_sgl(sgl), &vec![0; bytes]);
         assert_eq!(host.response().status().code(), status);
     }
-    // A wrong digest of the data.
     let mut host = RawHost::open(
         engine.address,
         Ask {
@@ -169,13 +168,13 @@ fn refusals_of_connect() {
     *bytes.last_mut().unwrap() ^= 1;
     host.say(&bytes);
     assert_eq!(host.response().status(), Status::TRANSIENT_TRANSPORT_ERROR);
-    // After all this, the queue that nobody may have is still free.
+    // The refused queue id is still free,
     let mut io = io_queue(engine.address, &nqn, cntlid, 1, 256, PLAIN, true);
     assert_eq!(
         io.command(Sqe::new(FLUSH, 0).with_nsid(1)).status(),
         Status::SUCCESS
     );
-    // But only once.
+    // once.
     let mut twice = RawHost::open(engine.address, PLAIN);
     let cqe = twice.connect(queue(1, 32), &data(cntlid));
     assert_eq!(cqe.status().code(), Status::COMMAND_SEQUENCE_ERROR);
@@ -199,7 +198,6 @@ fn queues_come_after_enable() {
         &connect_data(cntlid, &nqn, HOST),
     );
     assert_eq!(cqe.status().code(), Status::COMMAND_SEQUENCE_ERROR);
-    // Admin commands, too.
     assert_eq!(
         host.command(Sqe::new(0x18, 0)).status().code(),
         Status::COMMAND_SEQUENCE_ERROR
@@ -221,13 +219,13 @@ fn queues_come_after_enable() {
         "IOCCSZ"
     );
     assert_eq!(identity[77], 7, "MDTS: 512 KiB");
-    // An SGL that is too short for it.
+    // An SGL that is too short.
     let (data, cqe) = host.fetch(Sqe::new(6, 0).with_cdw(10, 1), 512);
     assert_eq!(
         (data.len(), cqe.unwrap().status().code()),
         (0, Status::DATA_SGL_LENGTH_INVALID)
     );
-    // A second Connect on a queue that has had one.
+    // A second Connect on a queue.
     let sqe = ConnectCommand::new(40, 0, 32, 0)
         .to_sqe()
         .with_sgl(SglDescriptor::in_capsule(0, 1024));
@@ -286,7 +284,7 @@ fn the_end_of_the_admin_queue_is_the_end_of_all() {
 fn what_never_got_to_a_device_ends_with_its_association() {
     let (engine, nqn) = engine();
     let (old_admin, mut old) = attach(engine.address, &nqn, PLAIN, true);
-    // A write that parks: the owner doesn't answer its fault.
+    // A parked write: the owner does not answer its fault.
     engine.deaf.store(true, Ordering::SeqCst);
     old.capsule(
         &rw(WRITE, 1, 0, 1).with_sgl(SglDescriptor::in_capsule(0, 4096)),
@@ -294,7 +292,7 @@ fn what_never_got_to_a_device_ends_with_its_association() {
     );
     std::thread::sleep(Duration::from_millis(200));
     drop((old_admin, old));
-    // The host comes back, and is not held up by it.
+    // The host comes back, and is not delayed.
     let (_admin, mut back) = attach(engine.address, &nqn, PLAIN, true);
     engine.deaf.store(false, Ordering::SeqCst);
     assert_eq!(back.write(1, &[0xbb; 4096], 4096).status(), Status::SUCCESS);
@@ -309,7 +307,7 @@ fn reset_closes_the_queues_and_shutdown_flushes() {
     let (mut host, cntlid) = admin(engine.address, &nqn, PLAIN);
     let mut io = io_queue(engine.address, &nqn, cntlid, 1, 32, PLAIN, true);
     assert_eq!(io.write(0, &[7; 4096], 4096).status(), Status::SUCCESS);
-    // An event request outstanding: it ends without an answer.
+    // An outstanding event request ends without an answer.
     let cid = host.next_cid();
     host.capsule(&Sqe::new(0x0c, cid), &[]);
     assert_eq!(host.property_set(CC, 0x0046_0000).status(), Status::SUCCESS);
@@ -343,7 +341,7 @@ fn keep_alive_that_stops_ends_the_association() {
     }
 }
 
-/// Whether the machine let the host say in time that it is alive. If not, nothing is known.
+/// False if the machine was too slow for the host's keep-alive.
 fn keeps_alive(engine: &TestEngine, nqn: &str) -> bool {
     const KEPT: Duration = Duration::from_secs(1);
     let mut said = Instant::now();
@@ -451,7 +449,6 @@ fn discovery_shows_what_a_host_may_use() {
         .trim()
         .to_string();
     assert_eq!(port, engine.address.port().to_string());
-    // A long page in one command.
     assert_eq!(log(&mut host, 65_536).len(), 65_536);
 }
 

@@ -1,4 +1,4 @@
-//! The door as a raw host meets it, with a whole engine in this process: what comes before Connect.
+//! The listener with a raw host and a whole engine: everything before Connect.
 #![allow(missing_docs)]
 
 mod common;
@@ -15,7 +15,6 @@ fn at_the_door() {
     let mut engine = TestEngine::start("ram", 64 * MIB, 1);
     engine.volume(1, 16 * MIB, 4096);
     let nqn = engine.export(1, &[]);
-    // A command before ICReq.
     let mut host = RawHost::dial(engine.address);
     host.params = TcpParams {
         phase: Phase::Ready,
@@ -24,7 +23,7 @@ fn at_the_door() {
     let flush = host.capsule_bytes(&Sqe::new(FLUSH, 1), &[]);
     host.say(&flush);
     assert_eq!(host.end().unwrap().status, FatalStatus::SequenceError);
-    // A format of the future, and an alignment that there is not.
+    // An unknown format version, and an invalid alignment.
     for (i, (pfv, hpda, status)) in [
         (1, 0, FatalStatus::UnsupportedParameter),
         (0, 32, FatalStatus::InvalidHeaderField),
@@ -45,22 +44,19 @@ fn at_the_door() {
         host.say(&out[..n]);
         assert_eq!(host.end().unwrap().status, status, "case {i}");
     }
-    // ICReq twice.
     let mut host = RawHost::open(engine.address, PLAIN);
     let mut out = [0; 144];
     let n = tcp::put_ic_req(&mut out, &ic_req(PLAIN));
     host.say(&out[..n]);
     assert_eq!(host.end().unwrap().status, FatalStatus::SequenceError);
-    // A command that is no Connect.
     let mut host = RawHost::open(engine.address, PLAIN);
     host.capsule(&Sqe::new(FLUSH, 3), &[]);
     assert_eq!(host.response().status(), Status::COMMAND_SEQUENCE_ERROR);
     assert!(host.end().is_none());
-    // Noise.
     let mut host = RawHost::dial(engine.address);
     host.say(b"GET / HTTP/1.1\r\n\r\n");
     assert!(host.end().is_some());
-    // Many that say nothing at all don't keep others out.
+    // Many silent connections do not keep others out.
     let crowd: Vec<RawHost> = (0..400).map(|_| RawHost::dial(engine.address)).collect();
     let (_admin, mut io) = attach(engine.address, &nqn, PLAIN, true);
     assert_eq!(

@@ -1,5 +1,4 @@
-//! Ports and their states, discovery, and who may connect, as raw hosts see them with a whole engine in
-//! this process.
+//! Ports and their states, discovery, and access lists, with raw hosts and a whole engine.
 #![allow(missing_docs)]
 
 mod common;
@@ -54,14 +53,13 @@ fn listen(host: &mut RawHost, events: u32) {
     host.capsule(&Sqe::new(0x0c, 9000), &[]);
 }
 
-/// Nothing has come that the host didn't ask for: the answer to its next command is the next it hears.
+/// Nothing unrequested came: the next PDU answers the next command.
 fn is_quiet(host: &mut RawHost) -> bool {
     let cid = host.next_cid();
     host.capsule(&Sqe::new(0x18, cid), &[]);
     host.response().cid() == cid
 }
 
-/// Waits for something.
 fn soon<T>(what: &str, find: impl Fn() -> Option<T>) -> T {
     let limit = Instant::now() + Duration::from_secs(60);
     while Instant::now() < limit {
@@ -81,7 +79,7 @@ fn a_ports_state_reaches_its_hosts_under_load() {
     let (mut host, mut io) = attach(engine.address, &nqn, PLAIN, false);
     listen(&mut host, 1 << 11);
     let address = engine.address;
-    // Commands done, and refused; and that there are enough of both.
+    // Commands done, and refused.
     let counts = Arc::new([const { AtomicU64::new(0) }; 2]);
     let stop = Arc::new(AtomicBool::new(false));
     let (stopped, counted) = (stop.clone(), counts.clone());
@@ -121,7 +119,7 @@ fn a_ports_state_reaches_its_hosts_under_load() {
         let page = log(&mut host, 0x0c, 48);
         assert_eq!(page[..8], (round + 1).to_le_bytes());
         assert_eq!((page[16], page[32]), (1, number));
-        // The load has seen it, however rarely it gets a turn.
+        // The load has seen the state.
         let of = &counts[usize::from(number == 3)];
         let before = of.load(Relaxed);
         soon("a command in this state", || {
@@ -129,12 +127,12 @@ fn a_ports_state_reaches_its_hosts_under_load() {
         });
         host.capsule(&Sqe::new(0x0c, 9000), &[]);
     }
-    // The same again is nothing new.
+    // A repetition is no change.
     set_port(&mut engine, 7, PathState::NonOptimized, 20);
     assert!(is_quiet(&mut host));
     stop.store(true, Relaxed);
     load.join().unwrap();
-    // A host that comes to a port in any state can ask which that is.
+    // A host can ask for the state of a port in any state.
     set_port(&mut engine, 7, PathState::Inaccessible, 21);
     let (mut late, mut late_io) = attach(address, &nqn, PLAIN, true);
     assert_eq!(log(&mut late, 0x0c, 48)[32], 3);
@@ -168,15 +166,14 @@ fn discovery_tells_each_host_of_its_own_alone() {
     let (mut host, _) = admin(engine.address, DISCOVERY, PLAIN);
     listen(&mut host, 1 << 31);
     let page = log(&mut host, 0x70, 8192);
-    // Its port is listed whatever its state.
+    // The port is listed in any state.
     assert_eq!(entries(&page), [(ours.clone(), 7)]);
     let generation = page[..8].to_vec();
-    // What only another host may use is nobody else's business.
+    // Another host's export does not concern it.
     engine.export(2, &[STRANGER]);
     set_port(&mut engine, 7, PathState::Optimized, 2);
     assert!(is_quiet(&mut host));
     assert_eq!(log(&mut host, 0x70, 1024)[..8], generation);
-    // Now it may use that too.
     let both = engine.export(2, &[STRANGER, HOST]);
     let told = host.response();
     assert_eq!((told.cid(), told.result()), (9000, 0x70_F002));
@@ -223,7 +220,7 @@ fn when_a_change_of_the_list_is_settled_who_is_off_it_is_out() {
         reactor: None,
     });
     assert_eq!(settled(&engine, request), 0);
-    // Whatever it says now, nobody hears it.
+    // Its commands now have no effect.
     let mut socket = &io.socket;
     let command = io.capsule_bytes(
         &rw(READ, 5, 3, 1).with_sgl(SglDescriptor::transport(4096)),
@@ -237,7 +234,7 @@ fn when_a_change_of_the_list_is_settled_who_is_off_it_is_out() {
     assert_eq!(refused.status(), Status::CONNECT_INVALID_HOST.with_dnr());
     let name = logged(&engine, |log| log.refused.first().cloned());
     assert_eq!(name, HOST);
-    // An export that nobody uses is settled as well, and one that isn't there.
+    // An unused or unknown export is settled too.
     for export in [ExportId(1), ExportId(77)] {
         let request = engine.order(|request| ToEngine::RemoveExport { request, export });
         assert_eq!(settled(&engine, request), 0);

@@ -1,7 +1,5 @@
-//! NVMe/TCP as a raw host speaks it, to a whole engine in this process: PDUs, transfers, digests,
-//! SGLs, and what happens to those who break the rules.
-//!
-//! Not here: associations ([`tcp_association`](../tcp_association.rs)).
+//! NVMe/TCP with a raw host and a whole engine: PDUs, transfers, digests, SGLs, and broken rules.
+//! **Not here:** associations ([`tcp_association`](../tcp_association.rs)).
 #![allow(missing_docs)]
 
 mod common;
@@ -30,7 +28,7 @@ fn pattern(seed: u8, bytes: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Two commands at the end of a connection's life show that it lives.
+/// The connection still works.
 fn alive(io: &mut RawHost) {
     let data = pattern(0x5a, 4096);
     assert_eq!(io.write(7, &data, 4096).status(), Status::SUCCESS);
@@ -181,7 +179,7 @@ fn a_full_queue_at_once_and_more_than_that() {
         assert_eq!(cqe.status(), Status::SUCCESS);
         assert!(!std::mem::replace(&mut seen[usize::from(cqe.cid())], true));
     }
-    // All reads at once, answered only when they are wanted: their data waits for us.
+    // All reads at once; the host reads the answers only later.
     let reads: Vec<u8> = (0..256u16)
         .flat_map(|cid| {
             io.capsule_bytes(
@@ -199,7 +197,7 @@ fn a_full_queue_at_once_and_more_than_that() {
             other => panic!("{other:?}"),
         }
     }
-    // R2Ts that are not answered keep their commands; the queue has so many entries and no more.
+    // Unanswered R2Ts keep their commands; the queue is full at its size.
     let writes: Vec<u8> = (0..257u16)
         .flat_map(|cid| {
             io.capsule_bytes(
@@ -358,7 +356,6 @@ fn wrong_data_digests_fail_the_command() {
     alive(&mut io);
 }
 
-/// What a broken connection is told, and that another connection of the host goes on.
 #[test]
 fn flush_zeroes_and_deallocate() {
     let (engine, nqn) = engine();
@@ -428,7 +425,7 @@ fn flush_zeroes_and_deallocate() {
     let past = [range(0, 1), range(4095, 2)];
     let refused = dsm(&mut io, &past, SglDescriptor::in_capsule(0, 32));
     assert_eq!(refused, Status::LBA_OUT_OF_RANGE.with_dnr());
-    // A read of what is durable, and a write that is.
+    // A read and a write with FUA.
     let (data, _) = io.fetch(rw(READ, 0, 0, 1).with_cdw(12, 1 << 30), 4096);
     assert_eq!(data.len(), 4096);
     let fua = rw(WRITE, 900, 3, 1)
@@ -439,7 +436,7 @@ fn flush_zeroes_and_deallocate() {
     assert_eq!(io.read(3, 1, 4096), pattern(8, 4096));
 }
 
-/// Commands whose data has come must not wait behind those that wait for the memory they hold.
+/// Commands with all their data must not wait behind those that need the memory they hold.
 #[test]
 fn more_large_writes_at_once_than_a_connection_may_hold() {
     use forebay_initiator::load::{Amount, LoadSpec, run};

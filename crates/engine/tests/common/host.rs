@@ -1,6 +1,5 @@
-//! A host in its rawest form: PDUs over a blocking socket, made and read by the codec alone.
-//!
-//! It keeps no rules of its own, so that tests can break each. Every wait has a time limit.
+//! A minimal host: PDUs over a blocking socket, made and read by the codec. It enforces no rules,
+//! so that tests can break each. Every wait has a time limit.
 
 use forebay_nvme::fabrics::{ConnectCommand, ConnectData, PropertyCommand};
 use forebay_nvme::tcp::{
@@ -12,7 +11,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// No wait of a test takes longer.
+/// Limit of every wait.
 const LIMIT: Duration = Duration::from_secs(120);
 
 pub const READ: u8 = 2;
@@ -21,7 +20,6 @@ pub const FLUSH: u8 = 0;
 pub const DSM: u8 = 9;
 pub const WRITE_ZEROES: u8 = 8;
 
-/// One connection.
 pub struct RawHost {
     pub socket: TcpStream,
     pub params: TcpParams,
@@ -29,7 +27,6 @@ pub struct RawHost {
     input: Vec<u8>,
 }
 
-/// What a connection asks for at its beginning.
 #[derive(Clone, Copy)]
 pub struct Ask {
     pub header_digest: bool,
@@ -54,7 +51,7 @@ pub fn ic_req(ask: Ask) -> IcReq {
 }
 
 impl RawHost {
-    /// A connection on which nothing is said yet.
+    /// A connection without any PDU.
     pub fn dial(address: SocketAddr) -> Self {
         let socket = TcpStream::connect(address).unwrap();
         socket.set_nodelay(true).unwrap();
@@ -107,7 +104,7 @@ impl RawHost {
                 }
                 Ok(n) => self.input.extend_from_slice(&more[..n]),
                 Err(e) if e.kind() == std::io::ErrorKind::ConnectionReset => return None,
-                // The test was stopped, and goes on.
+                // The test process was stopped and continued.
                 Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(e) => panic!("waiting for a PDU: {e}"),
             }
@@ -139,7 +136,6 @@ impl RawHost {
         self.try_hear().expect("the connection ended")
     }
 
-    /// The next PDU is a response.
     pub fn response(&mut self) -> Cqe {
         match self.hear().0 {
             Pdu::CapsuleResp(cqe) => cqe,
@@ -147,7 +143,6 @@ impl RawHost {
         }
     }
 
-    /// The next PDU is an R2T.
     pub fn r2t(&mut self) -> R2t {
         match self.hear().0 {
             Pdu::R2t(r2t) => r2t,
@@ -172,7 +167,6 @@ impl RawHost {
         self.cid
     }
 
-    /// A command capsule's bytes.
     pub fn capsule_bytes(&self, sqe: &Sqe, data: &[u8]) -> Vec<u8> {
         let mut out = vec![0; tcp::MAX_HEADER_BYTES];
         let n = tcp::put_capsule_cmd(&mut out, &self.params, sqe, data.len() as u32);
@@ -219,7 +213,6 @@ impl RawHost {
         }
     }
 
-    /// Sends a Connect.
     pub fn connect(&mut self, command: ConnectCommand, data: &ConnectData) -> Cqe {
         let sqe = command
             .to_sqe()
@@ -228,7 +221,7 @@ impl RawHost {
         self.response()
     }
 
-    /// A property, 4 or 8 bytes wide.
+    /// A property, 8 bytes if `wide`, else 4.
     pub fn property_get(&mut self, offset: u32, wide: bool) -> u64 {
         let cid = self.next_cid();
         self.capsule(&PropertyCommand::get(cid, offset, wide).to_sqe(), &[]);
@@ -281,7 +274,8 @@ impl RawHost {
         cqe
     }
 
-    /// A command that brings data to the host: the data, and its completion (`None`: SUCCESS in the data).
+    /// A command with data for the host: the data, and its completion (`None`: SUCCESS in the
+    /// data).
     pub fn fetch(&mut self, sqe: Sqe, bytes: u32) -> (Vec<u8>, Option<Cqe>) {
         let cid = self.next_cid();
         let sqe = Sqe {
@@ -346,7 +340,7 @@ pub fn connect_data(cntlid: u16, subsystem: &str, host: &str) -> ConnectData {
     )
 }
 
-/// An admin queue, enabled; the controller's id. Without a keep-alive time: it never says that it is alive.
+/// An enabled admin queue without keep-alive time, and the controller's id.
 pub fn admin(address: SocketAddr, subsystem: &str, ask: Ask) -> (RawHost, u16) {
     let mut host = RawHost::open(address, ask);
     let cqe = host.connect(
@@ -379,7 +373,7 @@ pub fn io_queue(
     host
 }
 
-/// Both: an admin queue and I/O queue 1 of 128 entries.
+/// An admin queue, and I/O queue 1 of 128 entries.
 pub fn attach(address: SocketAddr, subsystem: &str, ask: Ask, free: bool) -> (RawHost, RawHost) {
     let (admin, cntlid) = admin(address, subsystem, ask);
     let io = io_queue(address, subsystem, cntlid, 1, 128, ask, free);

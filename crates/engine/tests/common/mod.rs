@@ -1,6 +1,5 @@
-//! An engine inside the test, with the test as its daemon: an owner with a simple allocator, no catalog.
-//!
-//! Not here: durability; that is the pool's and the system tests' business.
+//! An engine inside the test. The test is its daemon: an owner with a simple allocator and no
+//! catalog. **Not here:** durability (tests of the pool and the whole system).
 #![allow(dead_code, missing_docs, unreachable_pub)]
 
 pub mod host;
@@ -25,27 +24,26 @@ use std::time::{Duration, Instant};
 pub const EXTENT_BYTES: u64 = 64 << 10;
 pub const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:11111111-2222-3333-4444-555555555555";
 
-/// Nothing takes so long.
+/// Limit of every wait.
 pub const HANG: Duration = Duration::from_secs(120);
 
-/// What the owner did, for assertions.
+/// The owner's log, for assertions.
 #[derive(Default, Debug)]
 pub struct Log {
     pub faults: u64,
     pub commits: u64,
     pub releases: Vec<ExtentRange>,
     pub ready: Vec<DeviceIndex>,
-    /// Requests that were settled, and how many commands were at devices.
+    /// Settled requests, and their commands at devices.
     pub settled: Vec<(u64, u32)>,
-    /// Hosts that were not let in.
+    /// Refused hosts.
     pub refused: Vec<String>,
-    /// The state region.
     pub region: Option<std::os::fd::OwnedFd>,
 }
 
 /// A message and its descriptors.
 type Order = (ToEngine, Vec<std::os::fd::OwnedFd>);
-/// What is said with nothing heard in between.
+/// Messages sent together, with nothing received between.
 type Orders = Vec<Order>;
 
 pub struct TestEngine {
@@ -284,7 +282,7 @@ impl TestEngine {
         assert_eq!(self.answer(request), None);
     }
 
-    /// Why a request was refused; `None` when it was carried out.
+    /// Why a request was refused; `None` if it was carried out.
     fn answer(&mut self, request: u64) -> Option<String> {
         let limit = Instant::now() + HANG;
         while Instant::now() < limit {
@@ -296,7 +294,7 @@ impl TestEngine {
         panic!("request {request} was not answered");
     }
 
-    /// Gives the engine an order and waits until it is done; gives its number.
+    /// Sends an order and waits until it is done; returns its number.
     pub fn order(&mut self, order: impl FnOnce(u64) -> ToEngine) -> u64 {
         let request = self.number();
         self.orders.send(vec![(order(request), vec![])]).unwrap();
@@ -304,14 +302,14 @@ impl TestEngine {
         request
     }
 
-    /// The same of one that may be refused; why it was.
+    /// Sends an order; returns the reason if it was refused.
     pub fn refusal(&mut self, order: impl FnOnce(u64) -> ToEngine) -> Option<String> {
         let request = self.number();
         self.say(order(request));
         self.answer(request)
     }
 
-    /// Tells the engine of another device; why it refused that, if it did.
+    /// Configures another device; returns the reason if it was refused.
     pub fn device(&mut self, index: u8, spec: String) -> Option<String> {
         let request = self.number();
         let device = DeviceConfig {
@@ -326,28 +324,26 @@ impl TestEngine {
         self.answer(request)
     }
 
-    /// Where its first device is.
     pub fn device_path(&self) -> std::path::PathBuf {
         self.dir.path().join("device")
     }
 
-    /// Says something that is not answered by `Done`.
+    /// Sends a message that `Done` does not answer.
     pub fn say(&self, message: ToEngine) {
         self.say_together([message]);
     }
 
-    /// The same for several messages: no fault is answered between them.
+    /// Sends several; no fault is answered between them.
     pub fn say_together(&self, messages: impl IntoIterator<Item = ToEngine>) {
         let orders = messages.into_iter().map(|message| (message, vec![]));
         self.orders.send(orders.collect()).unwrap();
     }
 
-    /// How its queues are spread over its reactors.
     pub fn spread(&mut self, spread: Spread) {
         self.order(|request| ToEngine::SetSpread { request, spread });
     }
 
-    /// What the state region says of a tenant's credit: operations, bytes.
+    /// A tenant's credit in the state region: operations, bytes.
     pub fn credit(&self, tenant: u64) -> Option<[u64; 2]> {
         let region = self.region();
         let record = |at: &&TenantRecord| at.tenant.load(Ordering::Relaxed) == tenant + 1;
@@ -355,14 +351,13 @@ impl TestEngine {
         Some([&record.credit_ops, &record.credit_bytes].map(|n| n.load(Ordering::Relaxed)))
     }
 
-    /// The state region.
     pub fn region(&self) -> Region {
         let log = self.log.lock().unwrap();
         let fd = log.region.as_ref().unwrap().try_clone().unwrap();
         Region::adopt(SharedMemory::from_fd(fd).unwrap()).unwrap()
     }
 
-    /// Operations that a reactor has handed over to others, and that it has carried out for them.
+    /// Operations that a reactor has handed over, and carried out for others.
     pub fn handed_over(&self, reactor: usize) -> [u64; 2] {
         let region = self.region();
         let record = &region.reactors()[reactor];
@@ -389,7 +384,7 @@ impl TestEngine {
         self.export_at(volume, hosts, None)
     }
 
-    /// The same, which this reactor is to serve.
+    /// Exports it on this reactor.
     pub fn export_at(&mut self, volume: u64, hosts: &[&str], reactor: Option<u32>) -> String {
         let export = ExportConfig {
             export: ExportId(volume),
@@ -408,7 +403,6 @@ impl TestEngine {
         nqn(volume)
     }
 
-    /// Takes an export away.
     pub fn unexport(&mut self, volume: u64) {
         self.order(|request| ToEngine::RemoveExport {
             request,

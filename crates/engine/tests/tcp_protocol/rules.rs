@@ -1,4 +1,4 @@
-//! What ends a connection, and with which words.
+//! Which errors end a connection, and with which codes.
 
 use super::*;
 
@@ -38,7 +38,7 @@ fn broken_rules_end_the_connection_with_the_right_words() {
     h.say(&big);
     assert_eq!(said(h), (FatalStatus::LimitExceeded, 0));
 
-    // Data that nobody asked for, and every way to answer an R2T wrongly.
+    // Unrequested data, and every wrong answer to an R2T.
     let good = |ttag| H2cData {
         cid: 5,
         ttag,
@@ -117,7 +117,7 @@ fn broken_rules_end_the_connection_with_the_right_words() {
     h.say(&bytes);
     assert_eq!(said(h), (FatalStatus::LimitExceeded, 0));
 
-    // A host that gives up is not argued with.
+    // No answer to a host's termination request.
     let mut h = host();
     let mut term = [0; tcp::MAX_TERM_REQ_BYTES];
     let n = tcp::put_term_req(

@@ -1,8 +1,8 @@
-//! Places ahead: holes that the first write claims.
+//! Preallocated extents: holes that the first write claims.
 
 use super::*;
 
-/// `count` places ahead from logical `extent` on, at the device's `at`.
+/// `count` preallocated extents from logical `extent` on, at device extent `at`.
 fn ahead(b: &mut Bench, extent: u64, at: u64, count: u64) {
     let word = Word::ahead(DeviceIndex(0), ExtentIndex(at)).unwrap();
     let range = ExtentRange::new(extent, count);
@@ -23,7 +23,7 @@ fn the_first_write_claims_and_asks_nobody() {
         want.extend([7; 4096]);
         want.extend([0; 4096]);
         assert_eq!(b.read(0, 12288), want);
-        // Whoever wrote can't lose it to what comes late.
+        // A late grant cannot replace written data.
         ahead(&mut b, 0, 20, 8);
         assert_eq!(b.read(0, 12288), want, "{kind}");
         let first = ExtentRange::new(0, 8);
@@ -70,7 +70,7 @@ fn a_parked_write_goes_on_when_its_place_comes_ahead() {
         (ended, status)
     });
     assert_eq!(b.read(3 * EXTENT, 4096), vec![9; 4096]);
-    // Taken back before it was written: asked like any other.
+    // Taken back before the write: it faults as usual.
     b.volume.table.take_back(b.volume.whole());
     b.start(write(4), Some(&[9; 4096]));
     assert!(b.upcall().contains("extent: 4, write: true"));

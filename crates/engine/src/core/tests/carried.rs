@@ -1,4 +1,5 @@
-//! What a dead engine or a closed connection may still have at a device, and who waits for it.
+//! Operations that a dead engine or a closed connection may still have at a device, and commands
+//! that wait for them.
 
 use super::*;
 
@@ -19,7 +20,7 @@ fn read(block: u64) -> IoOp {
     }
 }
 
-/// Blocks `first..end` of the volume, carried on `device` for the command in `slot` of queue 0.
+/// Blocks `first..end` of the volume, on `device`, for the command in `slot` of queue 0.
 fn span(blocks: std::ops::Range<u64>, device: u8, slot: Option<u16>) -> CarriedSpan {
     CarriedSpan {
         volume: V,
@@ -30,7 +31,7 @@ fn span(blocks: std::ops::Range<u64>, device: u8, slot: Option<u16>) -> CarriedS
     }
 }
 
-/// With all of the volume on a device whose fence has not passed.
+/// With the whole volume on a device before its fence.
 fn taken_over() -> Bench {
     let mut b = unfenced("file");
     b.grant(0, 0, Rights::ReadWrite, 100);
@@ -66,7 +67,7 @@ fn carried_commands_wait_for_the_fence_and_keep_their_order() {
     let older = span(4..5, 0, Some(0));
     let younger = span(3..5, 0, Some(1));
     b.core.carried.carry(&[older, younger]);
-    // They come in the other order.
+    // They start in the other order.
     b.next_slot = 1;
     let two_blocks = IoOp::Write {
         offset_bytes: 3 * BLOCK,
@@ -79,7 +80,7 @@ fn carried_commands_wait_for_the_fence_and_keep_their_order() {
     b.next_slot = 2;
     let new_write = b.start_write(3, 3);
     let new_read = b.start(read(4), None);
-    // What overlaps none of them is served at once.
+    // Commands that overlap none of them are served at once.
     let elsewhere = b.start_write(5, 9);
     b.ends(elsewhere);
     b.nothing_ends();
@@ -109,7 +110,7 @@ fn the_fence_of_one_device_holds_no_other() {
         devices: Devices::ALL,
         ..span(8..9, 0, None)
     };
-    // 1 or 9, or 2 or 10, and there are none of the others.
+    // Device 1 or 9, or 2 or 10; the others are not served.
     let not_first = CarriedSpan {
         devices: Devices::Among(0b110),
         ..span(9..10, 0, None)
@@ -163,7 +164,7 @@ fn what_nobody_executes_again_ends_with_the_fence() {
     assert_eq!(b.core.record().orphans.load(Relaxed), 0);
     b.core.carried.orphan(0);
     b.turn();
-    // What passed before is not waited for.
+    // Fences that have passed are not waited for.
     b.core.carried.carry(&[span(0..1, 0, None)]);
     assert!(!b.core.carried.any());
 }
@@ -179,7 +180,7 @@ fn whoever_waits_for_what_is_carried_does_so_for_a_limited_time() {
     b.pass_time(2);
     let (slot, status, _) = b.end();
     assert_eq!((slot, status), (waits, Status::COMMAND_INTERRUPTED));
-    // The carried one goes on waiting, however long.
+    // A recovered command waits without limit.
     b.pass_time(100 * OWNER_WAIT_LIMIT_NS);
     b.nothing_ends();
     b.core.fenced(DeviceIndex(0));
@@ -193,13 +194,13 @@ fn a_flush_waits_for_nothing_that_was_not_acknowledged() {
     b.core
         .carried
         .carry(&[span(0..1, 0, Some(0)), span(2..3, 0, Some(1))]);
-    // The first half of a read that is to be durable: the second half is what is carried.
+    // The first half of a durable read, whose second half is recovered.
     let flush = b.start(IoOp::Flush, None);
     b.ends(flush);
     b.next_slot = 0;
     let second_half = b.start(read(0), None);
     b.nothing_ends();
-    // And one whose first half fails: there is no second.
+    // If the first half fails, there is no second.
     b.gate.fail(0..u64::MAX, &[OpKind::Flush], Errno::IO, 1);
     let flush = b.start(IoOp::Flush, None);
     let (slot, status, _) = b.end();
@@ -233,7 +234,7 @@ fn a_deallocation_is_carried_range_by_range() {
     let goes = b.start_write(1, 9);
     b.ends(goes);
     b.nothing_ends();
-    // A new one is looked at range by range too.
+    // A new one is checked range by range too.
     ranges[8..16].copy_from_slice(&3u64.to_le_bytes());
     let second = b.start(IoOp::Deallocate { ranges: 2 }, Some(&ranges));
     b.nothing_ends();
@@ -277,15 +278,14 @@ fn carried_commands_of_a_connection_that_ends_leave_their_spans() {
     b.queue = 5;
     b.start_write(2, 1);
     b.core.carried.orphan(5);
-    // The others never begin: their connections have ended before. Should this engine die now, the
-    // next one finds no record of them.
+    // The others never begin, and a successor would find no record of them.
     let orphans = |b: &Bench| b.core.record().orphans.load(Relaxed);
     assert_eq!(orphans(&b), 1);
     b.core.carried.orphan(0);
     b.core.carried.orphan(7);
     let (slot, status, _) = b.end();
     assert_eq!((slot, status), (0, Status::COMMAND_INTERRUPTED));
-    // The slots' next users are not taken for them.
+    // The slots' next users are other commands.
     b.queue = 0;
     b.next_slot = 40;
     let next = b.start_write(0, 2);
@@ -333,7 +333,7 @@ fn failover_waits_for_what_a_closed_connection_has_at_the_device() {
     assert!(b.upcall().contains("Fault"));
     b.core.carried.orphan(0);
     b.queue = 1;
-    // Another host, or the same one in a new association.
+    // Another host, or a new association of this one.
     let over = b.start_write(0, 2);
     let (slot, status, _) = b.end();
     assert_eq!((slot, status), (parked, Status::COMMAND_INTERRUPTED));
@@ -373,7 +373,7 @@ fn a_closed_connections_write_goes_no_further() {
     assert!(b.upcall().contains("extent: 1"));
     b.core.carried.orphan(0);
     b.turn();
-    // Its second half is allowed too late, and the flush of a write without a host isn't worth it.
+    // Its second half is granted too late, and a write without a host is not flushed.
     b.grant(1, 1, Rights::ReadWrite, 1);
     b.nothing_ends();
     assert_eq!(b.gate.held(), 1);
@@ -382,7 +382,7 @@ fn a_closed_connections_write_goes_no_further() {
     assert_eq!(b.upcall(), "None");
     assert_eq!(b.block(EXTENT / BLOCK), 0);
     assert_eq!(b.block(EXTENT / BLOCK - 1), 1);
-    // All of it is at the device, and it would have to be flushed and committed.
+    // Fully at the device, but neither flushed nor committed.
     b.gate.hold();
     let op = IoOp::Write {
         offset_bytes: 0,
@@ -409,7 +409,7 @@ fn buffer_reuse_after_cancel() {
     assert_eq!(b.gate.held(), 1);
     b.core.carried.orphan(0);
     b.nothing_ends();
-    // Others take every buffer that there is, and use it.
+    // Others take and fill every buffer.
     let mut all = Vec::new();
     while let Some(mut buffer) = b.core.staging.take(BLOCK as u32) {
         buffer.as_mut_slice().fill(0x33);

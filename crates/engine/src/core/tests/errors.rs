@@ -1,8 +1,8 @@
-//! What becomes of a device's errors: statuses of commands, and counts in the state region.
+//! Device errors: command statuses, and counters in the state region.
 
 use super::*;
 
-/// Reads, writes, flushes that failed, and writes without room.
+/// Failed reads, writes and flushes, and writes without room.
 fn counts(b: &Bench) -> [u64; 4] {
     let record = &b.core.region.devices()[0];
     [
@@ -48,13 +48,13 @@ fn errors_become_statuses_and_end_the_command_once() {
         },
     );
     assert_eq!(b.end().1, Status::CAPACITY_EXCEEDED);
-    // A grant past the device's extents is refused, not followed.
+    // A grant beyond the device's end is refused.
     b.grant(60, 200, Rights::ReadWrite, 1);
     assert_eq!(b.write(60 * EXTENT, &[1; 4096]).0, Status::WRITE_FAULT);
     assert_eq!(b.core.busy_ios(), 0);
-    // What was never submitted is no error of the device's.
+    // A refused command is no device error.
     assert_eq!(counts(&b), [1, 1, 0, 1]);
-    // Nor is it an export's that there was no room.
+    // Missing room is no media error of the export.
     let lane = b.core.lane(LaneIndex(3)).unwrap();
     assert_eq!(lane.record().media_errors.load(Relaxed), 3);
 }
@@ -73,7 +73,7 @@ fn errors_are_counted_where_they_happened() {
     let at = EXTENT + 4096;
     assert_eq!(record.last_offset_bytes.load(Relaxed), (1 << 20) + at);
     assert!(record.last_ns.load(Relaxed) > 0);
-    // The internal lane's too.
+    // Errors of the internal lane count too.
     let device = DeviceIndex(0);
     b.gate.fail(0..u64::MAX, &[OpKind::Flush], Errno::IO, 1);
     b.core.jobs.start(1, Job::Flush { device });

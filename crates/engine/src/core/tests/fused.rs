@@ -15,12 +15,10 @@ fn pair(at: u64) -> IoOp {
 }
 
 impl Bench {
-    /// The slot of a command that compares with, or writes, `data`.
     fn compare(&mut self, op: IoOp, data: &[u8], expected: &[u8]) -> u16 {
         self.try_compare(op, data, expected, false).unwrap()
     }
 
-    /// The slot of a pair on the first block whose compare has FUA.
     fn durable_pair(&mut self, data: u8, expected: u8) -> u16 {
         self.try_compare(pair(0), &[data; 4096], &[expected; 4096], true)
             .unwrap()
@@ -68,7 +66,7 @@ impl Bench {
         }
     }
 
-    /// The next command that ends; nobody has published its answer.
+    /// The next ended command, its answer unpublished.
     fn next_done(&mut self) -> DoneIo {
         loop {
             match self.core.next_done() {
@@ -102,7 +100,7 @@ fn what_differs_in_one_byte_is_found_in_any_piece() {
         let mut data: Vec<u8> = (0..4 * EXTENT).map(|i| (i / 512) as u8 ^ i as u8).collect();
         assert_eq!(b.write(8192, &data).0, Status::SUCCESS);
         let slot = b.compare(compare(8192, data.len() as u32), &data, &[]);
-        // Its host's bytes come back, whole.
+        // The host's bytes come back.
         assert_eq!(b.end(), (slot, Status::SUCCESS, data.clone()), "{kind}");
         for at in [0, 65_535, 65_536, 200_000, data.len() - 1] {
             data[at] ^= 4;
@@ -112,7 +110,6 @@ fn what_differs_in_one_byte_is_found_in_any_piece() {
             assert_eq!(bytes, data);
             data[at] ^= 4;
         }
-        // A hole is zeros.
         b.compare(compare(6 * EXTENT, BLOCK), &[0; 4096], &[]);
         assert_eq!(b.end().1, Status::SUCCESS);
         b.compare(compare(6 * EXTENT, BLOCK), &[1; 4096], &[]);
@@ -137,7 +134,6 @@ fn a_compare_waits_for_the_owner_and_ends_with_a_devices_error() {
     assert_eq!(status, Status::UNRECOVERED_READ_ERROR);
     assert_eq!(bytes, [7; 8192], "its host's bytes, not ours");
     assert_eq!(b.core.staging.out(), 0);
-    // Of an export that is gone.
     b.core.remove_lane(LaneIndex(3));
     b.compare(compare(0, 8192), &[7; 8192], &[]);
     let (_, status, bytes) = b.end();
@@ -207,7 +203,7 @@ fn that_it_passed_is_recorded_before_a_device_gets_any_of_it() {
     std::mem::forget(b);
 }
 
-/// Two that expect the same: one of them writes, whatever else is in hand.
+/// Of two that expect the same data, one writes.
 #[test]
 fn of_two_pairs_on_a_block_one_passes() {
     let mut b = bench();
@@ -222,8 +218,8 @@ fn of_two_pairs_on_a_block_one_passes() {
     }
 }
 
-/// An older write that is still at its device lands before the compare reads; a younger one, and a younger
-/// read, wait for the pair's write.
+/// An older write at its device lands before the compare reads. A younger write and read wait for
+/// the pair's write.
 #[test]
 fn nothing_comes_between() {
     let mut b = bench();
@@ -260,7 +256,7 @@ fn nothing_comes_between() {
     assert_eq!(b.read(0, BLOCK), [5; 4096]);
 }
 
-/// Between the end of a pair's write and its answer, a successor would write again: nobody else does.
+/// Between the pair's write and its answer, a successor would repeat the write.
 #[test]
 fn nothing_comes_before_the_answer() {
     let mut b = bench_with("ram");
@@ -278,7 +274,6 @@ fn nothing_comes_before_the_answer() {
     b.nothing_ends();
     b.core.carried.pair_answered(CommandRef::new(0, slot));
     assert_eq!(b.end().0, younger);
-    // Nor when it failed.
     let fails = b.gate.clone();
     fails.fail(0..u64::MAX, &[OpKind::Write], Errno::IO, 1);
     let slot = b.compare(pair(0), &[6; 4096], &[5; 4096]);
@@ -293,7 +288,7 @@ fn nothing_comes_before_the_answer() {
     assert!(!b.core.carried.any());
 }
 
-/// What is carried over with its compare passed is but a write; one that had not passed compares again.
+/// A recovered pair that has passed only writes; another one compares again.
 #[test]
 fn a_carried_pair_keeps_its_place() {
     let mut b = unfenced("file");
@@ -319,7 +314,7 @@ fn a_carried_pair_keeps_its_place() {
     assert_eq!(b.read(0, BLOCK), [9; 4096]);
 }
 
-/// Its scratch memory is the last that there is: it must not count against the command itself.
+/// Its scratch buffer is the last, and must not count against the command itself.
 #[test]
 fn the_scratch_of_one_that_compares_refuses_nobody() {
     let mut b = bench();
@@ -349,7 +344,7 @@ fn the_scratch_of_one_that_compares_refuses_nobody() {
     assert_eq!((b.core.staging.out(), b.core.busy_ios()), (0, 0));
 }
 
-/// With FUA on its compare: what is stored is flushed and committed, and only then compared.
+/// FUA of the compare flushes and commits before it reads.
 #[test]
 fn what_a_pair_finds_is_made_durable_first() {
     let mut b = bench();
@@ -381,7 +376,7 @@ fn what_a_pair_finds_is_made_durable_first() {
     assert_eq!(b.end(), (slot, Status::SUCCESS, vec![2; 4096]));
     assert_eq!(b.stage(slot), Some(CommandStage::Passed));
     assert_eq!((b.end().0, b.read(0, BLOCK)), (younger, vec![3; 4096]));
-    // All is durable: its flush is for the device alone; and it may differ.
+    // All is durable: only the device is flushed; and the compare may fail.
     b.durable_pair(4, 9);
     assert_eq!(
         (b.end().1, b.upcall()),
@@ -405,7 +400,7 @@ fn what_a_pair_finds_is_made_durable_first() {
     let slot = b.try_compare(both, &[4; 4096], &[3; 4096], true);
     b.turn_until_upcall();
     assert!(b.upcall().contains("sequence: 6"));
-    // What is granted while it waits is its write's business.
+    // Later grants concern only its write.
     b.volume.granted(7);
     b.volume.committed(6);
     b.core.commit_ended(V, Ok(()));
@@ -425,7 +420,7 @@ fn what_a_pair_finds_is_made_durable_first() {
     assert_eq!(b.end(), (slot, Status::SUCCESS, vec![2; 4096]));
 }
 
-/// Whatever ends it while it makes durable what it is to compare: nothing is written, and nobody waits for it.
+/// Interrupted while it flushes: it writes nothing, and blocks no other command.
 #[test]
 fn a_pair_that_ends_while_it_flushes_writes_nothing() {
     type Ends = fn(&mut Bench) -> Status;

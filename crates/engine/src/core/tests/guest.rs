@@ -1,4 +1,4 @@
-//! Commands whose bytes lie in a machine's memory.
+//! Commands whose bytes lie in a VM's memory.
 
 use super::*;
 use forebay_guest::{GuestMemory, NewRegion, Pieces, Retired};
@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use std::os::fd::{AsFd, OwnedFd};
 
 const PAGE: u64 = 4096;
-/// Of a machine's memory, in two regions.
+/// Bytes of a VM's memory, in two regions.
 pub(super) const MEMORY: u64 = 4 << 20;
 const LANE: LaneIndex = LaneIndex(3);
 
@@ -64,7 +64,7 @@ impl Machine {
         &self.file
     }
 
-    /// Takes both regions away, whoever uses them.
+    /// Unmaps both regions, even if in use.
     pub(super) fn unmap(&mut self) -> Retired {
         self.pieces.let_go();
         self.memory.unmap(0, MEMORY).unwrap()
@@ -150,7 +150,7 @@ impl Bench {
             .load(Relaxed)
     }
 
-    /// Turns until so many operations are held before the device.
+    /// Turns until `count` operations are held before the device.
     fn turn_until_held(&mut self, count: u64) {
         for _ in crate::patience::patiently() {
             self.turn();
@@ -177,7 +177,7 @@ pub(super) fn numbers(len: u64) -> Vec<u8> {
     (0..len).map(|i| (i / 512) as u8 ^ i as u8).collect()
 }
 
-/// Whole pages and blocks of them, none next to the one before.
+/// Whole pages and blocks, none adjacent to the one before.
 pub(super) fn scattered() -> Vec<(u64, u32)> {
     let pages = [
         (9, 1),
@@ -241,7 +241,7 @@ fn what_a_device_cannot_take_is_copied_and_counted() {
     assert!(m.get(&pieces) == data);
     let copied = if b.takes_anything() { 0 } else { 2 * 8192 };
     assert_eq!((b.copied_bytes(), b.core.staging.out()), (copied, 0));
-    // An error copies nothing into its memory.
+    // After an error, nothing is copied into the VM's memory.
     m.put(&pieces, &vec![9; data.len()]);
     b.gate.fail(0..u64::MAX, &[OpKind::Read], Errno::IO, 2);
     let status = b.run_of(&mut m, read(0, len), &pieces);
@@ -286,7 +286,7 @@ fn copies_take_no_more_than_their_share_of_staging_memory() {
         b.turn();
     }
     if !b.takes_anything() {
-        // Of 64 KiB each; an earlier one's next part waits as well.
+        // Parts of 64 KiB each.
         for _ in 0..20 {
             b.turn();
         }
@@ -312,7 +312,7 @@ fn holes_read_as_zeros_where_they_are() {
         &pieces,
         &vec![0xee; pieces.iter().map(|p| p.1 as usize).sum()],
     );
-    // Extents 0, 1, 2: the end of a hole, all of what is stored, the begin of a hole.
+    // Extents 0, 1, 2: the end of a hole, stored data, the start of a hole.
     let at = EXTENT / 2;
     assert_eq!(b.run_of(&mut m, read(at, len), &pieces), Status::SUCCESS);
     let found = m.get(&pieces);
@@ -324,7 +324,6 @@ fn holes_read_as_zeros_where_they_are() {
         found[4 * half..].iter().all(|byte| *byte == 0xee),
         "too much"
     );
-    // Nothing but holes.
     b.grant(50, 0, Rights::Hole, 4);
     m.put(&pieces, &vec![0xee; found.len()]);
     assert_eq!(
@@ -388,7 +387,7 @@ fn what_is_compared_is_looked_at_once() {
     b.gate.hold();
     b.start_of(&mut m, compare(0, data.len() as u32), &pieces);
     b.turn_until_held(1);
-    // It may do as it likes with its memory meanwhile.
+    // The VM may change its memory meanwhile.
     m.put(&pieces, &vec![1; 100 * PAGE as usize]);
     assert!(m.unmap().is_free());
     b.gate.release();
@@ -457,7 +456,6 @@ fn memory_is_let_go_when_the_device_is_done_and_not_before() {
         assert_eq!(b.core.end_waiting(Status::COMMAND_INTERRUPTED, which), 0);
         m = machine();
     }
-    // One of an export that is gone never begins.
     let slot = b.start_of(&mut m, read(0, 4096), &[(0, 4096)]);
     let ended = (slot, Status::INVALID_NAMESPACE_OR_FORMAT);
     assert_eq!(b.end_of_machine(), ended);
@@ -477,7 +475,7 @@ fn memory_that_is_gone_fails_its_command_and_no_device() {
             let status = b.run_of(&mut m, op, &lost);
             match kind {
                 "file" => assert_eq!(status, Status::DATA_TRANSFER_ERROR),
-                // The processor copies: zeros of its own.
+                // The processor copies, so it stores zeros.
                 _ => assert!(status == Status::SUCCESS && m.memory.is_broken()),
             }
             assert_eq!(b.run_of(&mut m, op, &kept), Status::SUCCESS);
@@ -507,7 +505,7 @@ fn a_command_without_memory_for_it_fails() {
         (read(0, 8192), [(0, 4096)]),
         (write(0, 8192), [(0, 4096)]),
         (read(0, 4096), [(MEMORY, 4096)]),
-        // More than one command may have.
+        // Longer than a command may be.
         (read(0, 516 << 10), [(0, 516 << 10)]),
         (write(0, 516 << 10), [(0, 516 << 10)]),
         (compare(0, 8192), [(0, 4096)]),
@@ -584,7 +582,7 @@ fn a_machine_that_leaves_is_not_overtaken() {
     b.turn();
     let ended = (parked, Status::COMMAND_INTERRUPTED);
     assert_eq!(b.end_of_machine(), ended);
-    // Its successor's, over the write that is at the device.
+    // A new client's write, over one at the device.
     let mut next = machine();
     next.put(&[(0, 4096)], &[8; 4096]);
     let younger = b.start_of(&mut next, write(0, 4096), &[(0, 4096)]);
@@ -613,7 +611,7 @@ fn what_a_dead_engine_had_of_a_machine_waits_for_the_fence() {
     let spans = [
         carried(command(0), 0, true),
         carried(command(1), 1, false),
-        // Of a command that nobody does again.
+        // Of a command that is not repeated.
         carried(None, 2, false),
     ];
     b.core.carried.carry_machine(LANE, &spans);
@@ -623,11 +621,11 @@ fn what_a_dead_engine_had_of_a_machine_waits_for_the_fence() {
     );
     b.start_of(&mut m, write(0, 4096), &[(0, 4096)]);
     b.start_of(&mut m, read(PAGE, 4096), &[(8192, 4096)]);
-    // Others go on, but not over it.
+    // Others continue, unless they overlap.
     let other = b.start_of(&mut m, read(9 * PAGE, 4096), &[(4096, 4096)]);
     assert_eq!(b.end_of_machine(), (other, Status::SUCCESS));
     let younger = b.start_of(&mut m, write(PAGE, 4096), &[(0, 4096)]);
-    // The third was for a command that its machine has taken back since.
+    // The third command was revoked by its VM.
     b.nothing_ends();
     assert!(
         b.core.next_ended(FrontendIndex(1)).is_none() && b.core.carried.may_touch_memory_of(LANE)
@@ -640,7 +638,7 @@ fn what_a_dead_engine_had_of_a_machine_waits_for_the_fence() {
     assert_eq!(ended, slots.map(|slot| (slot, Status::SUCCESS)));
     assert_eq!(b.read(0, 8192), [7; 8192]);
     assert!(!b.core.carried.any());
-    // One that leaves before the fence leaves its spans.
+    // A client that leaves before the fence leaves its spans.
     let (mut b, mut m) = (unfenced("file"), machine());
     b.grant(0, 0, Rights::ReadWrite, 10);
     b.core.carried.carry_machine(LANE, &spans);
@@ -681,7 +679,7 @@ fn a_command_is_carried_as_what_it_was() {
         carry_command(&mut b.core, LANE, &op, Some(&range), command, again);
     }
     b.next_slot = 10;
-    // What overlaps a write waits, and what would change what is read.
+    // Commands that overlap a write wait, and writes that overlap a read.
     for (waits, op) in [
         (false, read(0, 4096)),
         (true, read(PAGE, 4096)),
@@ -702,7 +700,7 @@ fn a_command_is_carried_as_what_it_was() {
         }
     }
     b.core.fenced(DeviceIndex(0));
-    // All but the one that waits for the first, which is yet to be started.
+    // All but the one that waits for the first, not yet started.
     for _ in 0..3 {
         assert_eq!(b.end_of_machine().1, Status::SUCCESS);
     }
@@ -712,7 +710,7 @@ fn a_command_is_carried_as_what_it_was() {
     assert_eq!(b.end_of_machine(), (0, Status::SUCCESS));
     assert_eq!(b.end_of_machine().1, Status::SUCCESS);
     assert!(!b.core.carried.any());
-    // Ranges that may be others by now: anywhere.
+    // The ranges may have changed: anywhere.
     let (mut b, mut m) = (unfenced("file"), machine());
     b.grant(0, 0, Rights::ReadWrite, 10);
     carry_command(
@@ -767,10 +765,10 @@ proptest! {
     }
 }
 
-/// Takes over one command that a machine had in hand when its engine died, as a successor finds it recorded: the
-/// oldest first, all of them before any is started. `again`: it will be started with this name
-/// ([`Core::start_machine`]) or the lane orphaned; otherwise nobody does it again, and it is only waited for.
-/// `ranges` are a Deallocate's, if they are known for certain: they lie in memory that its machine may have changed.
+/// Recovers one command of a VM, as a successor finds it recorded; oldest first, before any starts.
+/// `again`: it will be started with this name ([`Core::start_machine`]), or the lane orphaned;
+/// otherwise it is only waited for. `ranges`: a Deallocate's, if known for certain, since the VM
+/// may have changed them.
 fn carry_command(
     core: &mut Core,
     lane: LaneIndex,

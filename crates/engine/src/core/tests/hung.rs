@@ -1,11 +1,11 @@
-//! A device that hangs, or isn't served, and what it must not do to others.
+//! A device that hangs or is not served must not affect others.
 
 use super::*;
 use crate::core::turn::{LIVELY_NS, SLEEP_SLICES};
 
 const W: VolumeId = VolumeId(10);
 
-/// A second device and a volume on it, whose lane is 4.
+/// A second device and a volume on it, with lane 4.
 fn second(b: &mut Bench) -> (Arc<Volume>, Arc<TestGate>) {
     let path = b.path.with_file_name("second");
     let file = std::fs::File::create(&path).unwrap();
@@ -21,7 +21,7 @@ fn second(b: &mut Bench) -> (Arc<Volume>, Arc<TestGate>) {
     (volume, gate)
 }
 
-/// Lets a volume write to all of its extents, on a device.
+/// Maps a volume to a device, writable.
 fn allow(b: &mut Bench, volume: &Volume, device: u8) {
     let word = Word::new(DeviceIndex(device), ExtentIndex(0), Rights::ReadWrite).unwrap();
     volume.may_write_to(DeviceIndex(device));
@@ -52,7 +52,7 @@ fn a_lane_whose_device_hangs_leaves_room_to_others() {
         assert!(taken < 2 * MAX_IOS, "it takes without end");
     }
     assert!(taken > 512, "a lane alone has much: {taken}");
-    // Commands of many slices each: the other volume's extents lie apart.
+    // Commands of many slices: the other volume's extents are scattered.
     for extent in 0..100 {
         let at = Word::new(
             DeviceIndex(1),
@@ -90,7 +90,7 @@ fn slices_of_one_lane_are_never_all_there_are() {
     }
     b.gate.hold();
     let all = b.core.slices.free.len();
-    // Only buffers would run out earlier, so the same one serves them all: none is ever read here.
+    // One shared buffer, or buffers would run out first; it is never read here.
     let zeroes = IoOp::WriteZeroes {
         offset_bytes: 0,
         len_bytes: 100 * EXTENT,
@@ -143,16 +143,16 @@ fn a_flush_covers_the_devices_of_its_volume_and_no_others() {
     let mut b = bench();
     let (_, gate) = second(&mut b);
     b.grant(0, 0, Rights::ReadWrite, 1);
-    // The other device hangs: no business of this volume.
+    // The other device hangs, which does not concern this volume.
     gate.hold();
     b.start(IoOp::Flush, None);
     assert_eq!(b.end().1, Status::SUCCESS);
     assert_eq!(gate.held(), 0);
-    // Nor is one that is gone.
+    // Nor does a missing one,
     let gone = b.core.devices.served[1].take();
     b.start(IoOp::Flush, None);
     assert_eq!(b.end().1, Status::SUCCESS);
-    // From the moment that it may write there, it is.
+    // until the volume may write there.
     b.core.devices.served[1] = gone;
     b.volume.may_write_to(DeviceIndex(1));
     let flush = b.start(IoOp::Flush, None);
@@ -160,7 +160,7 @@ fn a_flush_covers_the_devices_of_its_volume_and_no_others() {
     assert_eq!(gate.held(), 1);
     gate.release();
     assert_eq!(b.end().0, flush);
-    // Without that device it waits, and not for ever.
+    // Without that device it waits, with a limit.
     b.core.devices.served[1] = None;
     let flush = b.start(IoOp::Flush, None);
     b.nothing_ends();
@@ -194,7 +194,7 @@ fn a_flush_that_hangs_is_interrupted_at_its_limit() {
     assert!(ended.iter().map(|done| done.owner.slot).eq(slots));
     let interrupted = |done: &DoneIo| done.status == Status::COMMAND_INTERRUPTED;
     assert!(ended.iter().all(interrupted));
-    // The device comes back: nobody waits any more, and the next one is served.
+    // The device is back: no command waits, and the next is served.
     b.gate.release();
     b.nothing_ends();
     assert!(!b.core.has_waiting());
@@ -243,7 +243,7 @@ fn settled_when_all_that_was_in_flight_has_ended() {
     b.nothing_ends();
     assert_eq!(b.upcall(), "None");
     b.gate.release();
-    // What begins later doesn't count, whether it ends or not.
+    // Later operations do not count.
     b.gate
         .hold_some((1 << 20) + 10 * EXTENT..(1 << 20) + 11 * EXTENT, &[]);
     b.start(write(10, 4096), Some(&[2; 4096]));
@@ -310,7 +310,8 @@ fn jobs_of_a_hung_device_hold_up_no_others() {
     assert_eq!(done, 50);
 }
 
-/// Sleeping at once is for what devices are about to end, not for one or two commands, nor for a device that hangs.
+/// A reactor sleeps at once for many operations about to end, not for one or two, nor for a hung
+/// device.
 #[test]
 fn only_busy_devices_are_slept_for() {
     let mut b = bench();
@@ -321,7 +322,7 @@ fn only_busy_devices_are_slept_for() {
         assert!(!b.core.waits_for_devices(), "{at}");
         b.start(write(at, 4096), Some(&[2; 4096]));
         b.core.submit();
-        // One that ended just now.
+        // An operation ended just now.
         b.core.devices.ended_ns = b.core.now_ns();
     }
     assert!(b.core.waits_for_devices());

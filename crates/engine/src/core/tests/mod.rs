@@ -1,4 +1,4 @@
-//! The core against real device files, with the test playing the owner.
+//! The core on real device files; the test acts as the owner.
 
 use super::*;
 use crate::volume::Volume;
@@ -36,7 +36,7 @@ struct Bench {
     path: std::path::PathBuf,
     _dir: tempfile::TempDir,
     next_slot: u16,
-    /// Whose commands [`Bench::start`] starts.
+    /// The queue of [`Bench::start`]'s commands.
     queue: u32,
 }
 
@@ -92,7 +92,7 @@ fn lane(lane: u32, volume: VolumeId, region: &Arc<Region>) -> (Lane, Arc<Volume>
     (lane, served)
 }
 
-/// With a device whose fence has not passed.
+/// With a device before its fence.
 fn unfenced(kind: &str) -> Bench {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("device");
@@ -142,7 +142,7 @@ impl Bench {
         self.start_on(3, op, data).unwrap()
     }
 
-    /// The slot, or `None` when the core has no room for that lane.
+    /// The slot, or `None` if the core has no room for that lane.
     fn start_on(&mut self, lane: u32, op: IoOp, data: Option<&[u8]>) -> Option<u16> {
         let slot = self.next_slot;
         self.next_slot += 1;
@@ -233,7 +233,6 @@ impl Bench {
         format!("{:?}", self.core.upcalls.pop_front())
     }
 
-    /// Turns until there is something to say.
     fn turn_until_upcall(&mut self) {
         for _ in crate::patience::patiently() {
             self.turn();
@@ -373,7 +372,7 @@ fn revoke_waits_for_inflight() {
     );
     b.turn();
     assert_eq!(b.gate.held(), 2);
-    // What overlaps nothing in flight is acknowledged at once.
+    // A revoke that overlaps nothing in flight is acknowledged at once.
     b.volume.table.clear(ExtentRange::new(0, 1), None);
     b.core
         .slices
@@ -383,7 +382,7 @@ fn revoke_waits_for_inflight() {
     b.core
         .slices
         .revoke(2, V, ExtentRange::new(1, 1), None, &mut b.core.upcalls);
-    // A command that comes after the revoke faults and isn't waited for.
+    // A command after the revoke faults and is not waited for.
     let late = b.start(
         IoOp::Write {
             offset_bytes: EXTENT,
@@ -437,7 +436,7 @@ fn flush_goes_to_the_device_then_to_the_owner() {
     b.core.commit_ended(V, Ok(()));
     assert_eq!(b.end().1, Status::SUCCESS);
     assert_eq!(b.end().0, second);
-    // Nothing uncommitted: no word to the owner.
+    // Nothing is uncommitted, so the owner is not asked.
     b.start(IoOp::Flush, None);
     assert_eq!(b.end().1, Status::SUCCESS);
     assert_eq!(b.upcall(), "None");

@@ -1,7 +1,7 @@
-//! Whatever order things come in: `no_write_after_later_write`, and nothing overlapped in flight.
+//! No write lands after a later one, in any order of events.
 //!
-//! A run carries some writes over, starts them and others in any order, closes connections, lets
-//! fences pass and operations go, all by chance. After each step, what is in flight is looked at.
+//! A run recovers some writes, starts them and others in any order, closes connections, passes
+//! fences and releases operations, all at random. Each step checks the commands in flight.
 
 use super::*;
 use proptest::prelude::*;
@@ -18,7 +18,7 @@ struct Range {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Start the nth of what is carried, if it is not yet.
+    /// Starts the nth recovered write, unless it is started.
     Again(usize),
     /// A new write, of connection 1 or 2.
     New(Range, u32),
@@ -48,11 +48,11 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A write of a run; its number is its slot, and what it writes.
+/// A write; its number is its slot and its data.
 struct Write {
     range: Range,
     queue: u32,
-    /// Carried, and which device's fence it waits for.
+    /// `Some` if recovered; inside, the device whose fence it waits for.
     fence: Option<Option<u8>>,
     /// When its connection was closed.
     closed: Option<usize>,
@@ -90,7 +90,7 @@ impl Run {
         self.look();
     }
 
-    /// What is in flight overlaps nothing that it must not.
+    /// Commands in flight overlap only where they may.
     fn look(&self) {
         let slots: BTreeSet<u16> = (self.b.core.slices.iter())
             .map(|slice| self.b.core.slab[slice.io as usize].owner.slot)
@@ -117,7 +117,7 @@ impl Run {
                 }
                 let carried = write.fence.is_some() || second.fence.is_some();
                 assert!(!carried, "{a} and {other} are in flight together");
-                // Both new: then neither had been closed when the other was started.
+                // Both are new, so neither was closed when the other started.
                 for (one, two) in [(write, second), (second, write)] {
                     let late = one.closed.is_some_and(|at| at < two.started);
                     assert!(!late, "{a} and {other}: one was a closed connection's");
@@ -201,7 +201,7 @@ proptest! {
             }
             run.look();
         }
-        // Everything gets its way, and the last word is a later one's.
+        // All may continue; the last write must win.
         run.b.gate.release();
         for slot in 1..=carried.len() as u16 {
             let write = run.writes.get_mut(&slot).unwrap();
@@ -237,7 +237,7 @@ proptest! {
             let last = u16::from(bytes[0]);
             prop_assert!(bytes.iter().all(|b| *b == bytes[0]));
             let Some(write) = run.writes.get(&last) else {
-                // No write that was acknowledged is lost.
+                // No acknowledged write is lost.
                 prop_assert_eq!(run.writes.values().filter(here).count(), 0);
                 continue;
             };
@@ -245,7 +245,7 @@ proptest! {
                 (Some(_), Some(_)) => **slot > last,
                 (Some(_), None) => true,
                 (None, Some(_)) => false,
-                // Begun when the other's connection was closed already.
+                // Begun after the other's connection was closed.
                 (None, None) => write.closed.is_some_and(|at| at < w.started),
             };
             let later = run.writes.iter().find(later).map(|(slot, _)| *slot);

@@ -46,11 +46,11 @@ fn each_extent_is_asked_once_and_answers_find_all_who_wait() {
     all.sort_unstable();
     assert_eq!(all, (0..100).map(|e| (e, false)).collect::<Vec<_>>());
     assert_eq!(ended(&mut b), []);
-    // One extent: in the order in which they came.
+    // One extent, in order of arrival.
     b.grant(7, 0, Rights::Hole, 1);
     let mine = |e: usize| slots[e].iter().map(|s| (*s, Status::SUCCESS));
     assert_eq!(ended(&mut b), mine(7).collect::<Vec<_>>());
-    // A range, and one that is longer than any table.
+    // A range, and one longer than any table.
     b.grant(20, 0, Rights::Hole, 30);
     let mut got = ended(&mut b);
     let mut want: Vec<_> = slots[20..50]
@@ -78,7 +78,7 @@ fn an_answer_that_is_taken_back_at_once_is_asked_for_again() {
     let mut b = bench();
     let slot = b.start(read(3), None);
     assert_eq!(asked(&mut b), [(3, false)]);
-    // Granted and revoked before the reactor looks.
+    // Granted and revoked before the reactor runs.
     b.core
         .fault_answered(V, ExtentRange::new(3, 1), Answer::Granted);
     assert_eq!(asked(&mut b), [(3, false)]);
@@ -151,7 +151,7 @@ fn those_whose_time_is_over_end_and_the_others_stay() {
     assert_eq!(ended(&mut b).len(), 25);
 }
 
-/// Somebody else may write to the volume by the time the answer comes.
+/// The volume may have another writer when the answer comes.
 #[test]
 fn what_waits_when_the_export_is_removed_is_never_carried_out() {
     let mut b = bench();
@@ -161,7 +161,7 @@ fn what_waits_when_the_export_is_removed_is_never_carried_out() {
         len_bytes,
         fua: false,
     };
-    // One that is parked; one whose first part is at the device; one whose device isn't there.
+    // One is parked, one has its first part at the device, and one's device is missing.
     let parked = b.start(write(5, 4096), Some(&[1; 4096]));
     b.gate.hold();
     let both = 2 * EXTENT as u32;
@@ -185,7 +185,7 @@ fn what_waits_when_the_export_is_removed_is_never_carried_out() {
     let (slot, status, _) = b.end();
     assert_eq!((slot, status), (begun, interrupted));
     assert!(b.upcall().contains("LaneGone"));
-    // Nothing came to where the others would have gone.
+    // Nothing was written at the others' places.
     let raw = std::fs::read(&b.path).unwrap();
     let rest = (1 << 20) + 2 * EXTENT as usize;
     assert!(raw[rest..].iter().all(|x| *x == 0));

@@ -1,11 +1,11 @@
-//! Machines' memory that the ring knows.
+//! VM memory that is registered with the ring.
 #![allow(clippy::single_range_in_vec_init)]
 
 use super::guest::{MEMORY, machine, numbers, read, scattered, write};
 use super::*;
 use forebay_device::Pinned;
 
-/// Has the ring know a machine's memory, as the registrar has it; `None` where the kernel can't.
+/// Registers a VM's memory; `None` if the kernel cannot.
 fn register(b: &mut Bench, m: &super::guest::Machine) -> Option<Vec<Registration>> {
     let mut names = Vec::new();
     for region in m.memory.regions() {
@@ -54,7 +54,7 @@ fn registered_memory_is_read_and_written_as_any_other() {
         }
     }
     assert_eq!((b.copied_bytes(), b.core.staging.out()), (0, 0));
-    // What is forgotten is used as before.
+    // After unregistering it is used as before.
     for name in names {
         assert!(b.core.devices.unregister(name).is_some());
     }
@@ -76,7 +76,7 @@ fn memory_that_is_gone_though_registered_harms_nobody() {
         return;
     };
     rustix::fs::ftruncate(m.file(), 0).unwrap();
-    // The kernel holds the pages, which are nobody's any more.
+    // The kernel holds the pages, which have no other user.
     let lost = [(MEMORY / 2, 8192)];
     assert_eq!(b.run_of(&mut m, write(0, 8192), &lost), Status::SUCCESS);
     assert_eq!(b.read(0, 8192), [7; 8192]);
@@ -100,7 +100,7 @@ fn what_nobody_has_touched_is_not_held() {
     assert_eq!(mapping.present(all.clone()), [5 * 4096..7 * 4096]);
     assert!(mapping.present(0..5 * 4096).is_empty());
     assert_eq!(mapping.present(6 * 4096..all.end), [6 * 4096..7 * 4096]);
-    // Nor is anybody else's, or what isn't there at all.
+    // Another's memory, or addresses outside it, cannot be pinned.
     let mut others = Pinned::new(Arc::new(())).unwrap();
     assert!(mapping.pin(0..4096, &mut others).is_err());
     let mut ours = Pinned::new(mapping.clone()).unwrap();

@@ -1,15 +1,13 @@
-//! A fixed load on the core alone, without a network, that `cargo xtask bench device` times.
+//! A fixed load on the core alone, timed by `cargo xtask bench device`.
 //!
-//! Design: 4 KiB at random in a file, so many at once; the ring is polled, or slept in, as a reactor does it.
-//! `FOREBAY_SPEED` says what to do: `/path:randread:32:2` for two seconds of reads at depth 32 in
-//! this file, of which all but the first MiB is used. It prints the commands that ended per second, and
-//! the processor time that each took in ns.
+//! **Design.** Random 4 KiB operations in a file; the ring is polled or slept in as by a reactor.
+//! `FOREBAY_SPEED=/path:randread:32:2` means two seconds of reads at depth 32 in this file, without
+//! its first MiB. It prints commands per second, and processor time of each in ns.
 
 use super::*;
 use forebay_xlate::boundary::region::CommandState;
 use rustix::time::{ClockId, clock_gettime};
 
-/// The variable that says what to do.
 const VARIABLE: &str = "FOREBAY_SPEED";
 const BLOCK: u32 = 4096;
 const BASE: u64 = 1 << 20;
@@ -100,7 +98,7 @@ impl Load {
         assert!(self.core.start(new).is_ok());
     }
 
-    /// Takes what has ended, and starts as many anew while `more`; how many it were.
+    /// Takes ended commands, and restarts them while `more`. Returns their number.
     fn turn(&mut self, more: bool) -> u64 {
         self.core.begin_turn();
         self.core.reap();

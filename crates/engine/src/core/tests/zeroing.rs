@@ -1,4 +1,4 @@
-//! Write Zeroes and Deallocate against real device files.
+//! Write Zeroes and Deallocate on real device files.
 
 use super::*;
 
@@ -19,7 +19,7 @@ fn deallocate_releases_whole_extents_and_punches_the_rest() {
     b.grant(4, 0, Rights::Hole, 90);
     let data = vec![9; 4 * EXTENT as usize];
     assert_eq!(b.write(0, &data).0, Status::SUCCESS);
-    // From the middle of extent 0 to the middle of extent 3; then holes, which need nothing.
+    // From the middle of extent 0 to the middle of extent 3; then holes.
     let half = (EXTENT / 2 / 4096) as u32;
     let per = (EXTENT / 4096) as u32;
     let ranges = dsm(&[
@@ -48,7 +48,7 @@ fn deallocate_releases_whole_extents_and_punches_the_rest() {
     let (ended, status, _) = b.end();
     assert_eq!((ended, status), (slot, Status::SUCCESS));
     assert_eq!(b.upcall(), "None");
-    // What its ranges cover is counted, holes too.
+    // All bytes of its ranges count, holes too.
     let kind = forebay_xlate::boundary::region::OpKind::Deallocate;
     let figures = &b.core.lane(LaneIndex(3)).unwrap().record().ops[kind as usize];
     assert_eq!(figures.bytes.load(Relaxed), 13 * EXTENT);
@@ -59,7 +59,7 @@ fn deallocate_releases_whole_extents_and_punches_the_rest() {
     assert_eq!(b.read(0, 4 * EXTENT as u32), want);
 }
 
-/// One command that names many holes many times takes its turn, and so do others.
+/// A command that names many holes many times leaves turns to others.
 #[test]
 fn a_huge_deallocation_does_not_hold_up_others() {
     let mut b = bench();
@@ -89,7 +89,7 @@ fn a_huge_deallocation_does_not_hold_up_others() {
     assert_eq!((b.end().0, b.end().0), (read, huge));
 }
 
-/// What nothing is known of is asked for at once, and a part of it may be carried out.
+/// Unknown extents are asked for at once; the owner may do a part.
 #[test]
 fn deallocate_of_holes_is_free() {
     const EXTENTS: u64 = 16 << 20;
@@ -134,7 +134,7 @@ fn deallocate_of_holes_is_free() {
     }
 }
 
-/// The owner is told, and has the last word: it may have begun.
+/// The owner decides: it may have begun.
 #[test]
 fn a_release_that_waits_too_long_is_given_up_only_when_told() {
     let mut b = bench();
@@ -154,13 +154,13 @@ fn a_release_that_waits_too_long_is_given_up_only_when_told() {
     b.core.release_ended(io, generation, Released::Abandoned);
     let (ended, status, _) = b.end();
     assert_eq!((ended, status), (dealloc, Status::COMMAND_INTERRUPTED));
-    // An answer that comes after all is nobody's.
+    // A late answer is ignored.
     b.core
         .release_ended(io, generation, Released::Done(u64::MAX));
     assert_eq!(b.core.busy_ios(), 0);
 }
 
-/// Write Zeroes must leave zeros, whatever becomes of the release; a deallocation may leave anything.
+/// Write Zeroes must leave zeros even if the release fails; a deallocation may leave anything.
 #[test]
 fn zeros_are_written_where_the_owner_can_not_release() {
     let mut b = bench();
@@ -177,7 +177,7 @@ fn zeros_are_written_where_the_owner_can_not_release() {
     let Some(Upcall::Release { io, generation, .. }) = b.core.upcalls.pop_front() else {
         panic!()
     };
-    // The owner's revoke was heard, so the words are gone; it changed nothing after that.
+    // The owner revoked the words, but changed nothing.
     b.volume.table.clear(ExtentRange::new(1, 2), None);
     b.core
         .release_ended(io, generation.wrapping_sub(1), Released::Failed);
@@ -228,7 +228,7 @@ fn write_zeroes_allocates_nothing_for_holes() {
     assert!(got[EXTENT as usize + 4096..].iter().all(|x| *x == 4));
 }
 
-/// Before the owner unmaps an extent the volume may have grown, and been written behind its old end.
+/// Before the owner unmaps an extent, the volume may grow and be written behind its old end.
 #[test]
 fn the_extent_that_the_volume_ends_in_is_not_released() {
     let mut b = bench();
@@ -255,7 +255,6 @@ fn the_extent_that_the_volume_ends_in_is_not_released() {
         panic!("{upcall:?}")
     };
     assert_eq!(range, ExtentRange::new(0, 2));
-    // While the owner takes its time.
     let grown = b.volume.grown(VolumeConfig {
         size_bytes: 3 * EXTENT,
         ..b.volume.config.clone()
@@ -273,7 +272,6 @@ fn the_extent_that_the_volume_ends_in_is_not_released() {
     assert_eq!(b.read(2 * EXTENT, 12288), want);
 }
 
-/// A release that has not begun is given up with the export.
 #[test]
 fn a_release_of_a_removed_export_is_given_up_at_once() {
     let mut b = bench();
@@ -298,7 +296,7 @@ fn a_release_of_a_removed_export_is_given_up_at_once() {
     assert!(b.upcall().contains("LaneGone"));
 }
 
-/// What is zeros alone is answered from memory that is everybody's; the rest as ever.
+/// Reads of zeros use shared memory.
 #[test]
 fn zeros_are_shared_and_mixed_reads_are_filled() {
     let mut b = bench();
@@ -326,7 +324,7 @@ fn zeros_are_shared_and_mixed_reads_are_filled() {
     ] {
         assert_eq!(read(&mut b, at, len), (0, vec![0; len as usize]));
     }
-    // What begins or ends elsewhere.
+    // Reads that begin or end elsewhere.
     for (at, len, zeros) in [
         (10 * EXTENT - 8192, 16384, 0..8192),
         (11 * EXTENT - 8192, 16384, 8192..16384),

@@ -1,4 +1,4 @@
-//! Records with anything in them.
+//! Records with arbitrary words.
 
 use super::*;
 
@@ -26,8 +26,8 @@ fn words(dead: &Dead, queue: u32, controller: u32) -> Vec<&AtomicU64> {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
-    /// Whatever is in the records of one association, the others go on as if nothing were, and
-    /// what is understood of it names no buffer but its own commands'.
+    /// Damage in one association leaves the others unchanged, and yields only buffers of its own
+    /// commands.
     #[test]
     fn damage_ends_one_association_at_most(
         changes in proptest::collection::vec((any::<prop::sample::Index>(), any::<u64>(), 0u8..4, 0usize..3), 1..6),
@@ -76,7 +76,7 @@ proptest! {
                 _ => word.store(*value, Relaxed),
             }
         }
-        // The kernel's word counts as given, but may contradict the records.
+        // The kernel's counters are trusted, but may contradict the records.
         if consumed % 3 == 0 {
             let facts = SocketFacts { consumed, accepted };
             sockets[4].1 = Ok(facts);
@@ -90,7 +90,7 @@ proptest! {
                 prop_assert!(usize::from(command.slot) < MAX_QUEUE_ENTRIES);
             }
         }
-        // Whatever goes on or not, every socket has one fate.
+        // Every socket has exactly one outcome.
         let live = after.controllers.iter().flat_map(|c| &c.queues).map(|q| q.socket);
         let mut fates: Vec<usize> = live.chain(after.closed.iter().map(|c| c.0)).chain(after.handshakes.clone()).collect();
         fates.sort_unstable();

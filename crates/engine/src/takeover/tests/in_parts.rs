@@ -1,4 +1,4 @@
-//! A command with several R2Ts: what each moment of death leaves of it.
+//! A command with several R2Ts, after a death at each moment.
 
 use super::*;
 use forebay_xlate::boundary::region::{AskedAt, R2T_PART_BYTES as PART};
@@ -6,7 +6,7 @@ use forebay_xlate::boundary::region::{AskedAt, R2T_PART_BYTES as PART};
 const LEN: u32 = 300 << 10;
 const SLOT: u16 = 2;
 
-/// Queue 4 with one command of three parts, of which so many dwords came; where its stream ends.
+/// Queue 4 with one command of three parts, of which `dwords` came; returns the end of its stream.
 fn asked(dwords: [u16; 4]) -> (Dead, u64) {
     let dead = Dead::new();
     dead.queue(4, 0, 1);
@@ -44,7 +44,7 @@ fn an_r2t_that_was_not_published_is_none() {
             r2ts: r2ts - 1,
         };
         assert_eq!(next(&dead, end), Ok(before));
-        // What the successor's own records say then.
+        // The successor's own record.
         let c = dead.convert(4, end, ANSWERED).unwrap();
         let at = AskedAt {
             at: ANSWERED,
@@ -52,7 +52,7 @@ fn an_r2t_that_was_not_published_is_none() {
         };
         assert_eq!(c.commands[0].0.asked_at, at);
     }
-    // The first: all of it is asked again.
+    // The first: all of it is asked for again.
     asked_at(&dead, ANSWERED + 24, 1);
     let fenced = Devices::None;
     assert_eq!(next(&dead, end), Ok(Next::Begin { fenced }));
@@ -76,7 +76,7 @@ fn a_part_counts_in_whole_pdus() {
         (2, data.begin + 512),
         (1026, data.begin + 512),
     ] {
-        // Its last piece may be counted, and not yet placed.
+        // Its last piece may be counted but not placed.
         dead.ask_in_parts(4, SLOT, LEN, [full, dwords, 0, 0]);
         record.taken.store(taken, Relaxed);
         let c = dead.convert(4, taken, ANSWERED).unwrap();
@@ -90,7 +90,6 @@ fn a_part_counts_in_whole_pdus() {
             }
         );
     }
-    // All of it is there.
     record.taken.store(data.end, Relaxed);
     let came = Asked::Parts([full, 1026, 0, 0]);
     assert_eq!(
@@ -100,7 +99,7 @@ fn a_part_counts_in_whole_pdus() {
             r2ts: 3
         })
     );
-    // It can't go over its part's end.
+    // Data beyond the part's end.
     let over = InData {
         offset_bytes: 2 * PART - 8,
         ..data

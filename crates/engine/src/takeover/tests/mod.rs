@@ -1,4 +1,4 @@
-//! Conversion over hand-made regions: what each moment of death leaves, and what damage does.
+//! Conversion of hand-made regions: deaths at each moment, and damage.
 
 mod damage;
 mod in_parts;
@@ -26,7 +26,7 @@ impl Dead {
         convert_queue(&old, self, SocketFacts { consumed, accepted }, None)
     }
 
-    /// Its reactor received for a queue last.
+    /// The reactor received for this queue last.
     fn receives(&self, queue: u32, base: u64) {
         let reactor = &self.region.reactors()[0];
         reactor.rx_base.store(base, Relaxed);
@@ -41,11 +41,11 @@ fn a_quiet_queue_goes_on_where_it_is() {
     let c = dead.convert(4, CONNECTED, ANSWERED).unwrap();
     assert_eq!((c.taken, c.number, c.in_socket), (CONNECTED, 1, 0));
     assert!(c.unread.is_empty() && c.commands.is_empty() && c.data.is_none());
-    // What the kernel counts is not to be explained.
+    // Counters that the records do not explain.
     assert!(dead.convert(4, CONNECTED + 1, ANSWERED).is_err());
     assert!(dead.convert(4, CONNECTED, ANSWERED + 1).is_err());
     assert!(dead.convert(4, CONNECTED, ANSWERED - 1).is_err());
-    // Only the Connect is recorded before it is read, and then nothing is.
+    // Only the Connect is recorded before it is read, and then nothing is read.
     assert_eq!(dead.convert(4, 0, ANSWERED).unwrap().in_socket, CONNECTED);
     assert!(dead.convert(4, 5, ANSWERED).is_err());
 }
@@ -56,20 +56,20 @@ fn a_command_that_is_recorded_is_taken() {
     dead.queue(4, 0, 1);
     let end = CONNECTED + 72 + 4096;
     dead.command(4, 2, 2, end, block_write(17, 8));
-    // Died before the stream's position said so.
+    // Death before the stream's position was stored.
     let c = dead.convert(4, end, ANSWERED).unwrap();
     assert_eq!((c.taken, c.number), (end, 2));
     let fenced = Devices::None;
     assert_eq!(c.commands[0].1, Next::Begin { fenced });
     assert_eq!(c.commands[0].0.buffer, Some(buffer(4 * 256 + 2)));
-    // And of two, one at most can be ahead.
+    // At most one command can be ahead.
     dead.command(4, 3, 3, end + 72, block_write(18, 9));
     assert!(dead.convert(4, end + 72, ANSWERED).is_err());
     let record = &dead.region.queues()[4];
     record.number.store(2, Relaxed);
     record.taken.store(end, Relaxed);
     assert_eq!(dead.convert(4, end + 72, ANSWERED).unwrap().number, 3);
-    // Nothing that was not read was taken.
+    // Unread bytes cannot be taken.
     assert!(dead.convert(4, end + 71, ANSWERED).is_err());
 }
 
@@ -93,7 +93,7 @@ fn unread_bytes_are_kept_or_in_the_receive_buffer() {
     dead.bytes.insert(kept_at, bytes(CONNECTED - 10, 30));
     let c = dead.convert(4, CONNECTED + 20, ANSWERED).unwrap();
     assert_eq!(c.unread, bytes(CONNECTED, 20));
-    // A receive came on top of it.
+    // Without a record of a later receive.
     assert!(dead.convert(4, CONNECTED + 50, ANSWERED).is_err());
     dead.receives(4, CONNECTED + 20);
     let received_at = crate::memory::receive_buffer_at(0).unwrap()
@@ -101,7 +101,7 @@ fn unread_bytes_are_kept_or_in_the_receive_buffer() {
     dead.bytes.insert(received_at, bytes(CONNECTED + 20, 30));
     let c = dead.convert(4, CONNECTED + 50, ANSWERED).unwrap();
     assert_eq!(c.unread, bytes(CONNECTED, 50));
-    // It was somebody else's, or may have been.
+    // The buffer held another queue's bytes, or may have.
     dead.receives(5, CONNECTED + 20);
     assert!(dead.convert(4, CONNECTED + 50, ANSWERED).is_err());
     let reactor = &dead.region.reactors()[0];
@@ -150,7 +150,7 @@ fn answers_are_sent_as_far_as_the_kernel_took_them() {
     let c = dead.convert(4, end, ANSWERED + 30).unwrap();
     assert_eq!((c.sent.items, c.sent.skip, c.sent.published), (0, 30, last));
     assert!(dead.convert(4, end, last + 1).is_err());
-    // The slot of one that is sent may be free, but not that of one that isn't.
+    // The slot of a sent answer may be free, that of an unsent one may not.
     dead.region.commands(4)[1].state.store(0, Relaxed);
     assert!(dead.convert(4, end, last - 1).is_ok());
     assert!(dead.convert(4, end, ANSWERED + 30).is_err());
@@ -172,7 +172,7 @@ fn data_that_was_asked_for_goes_on() {
     record.taken.store(end, Relaxed);
     let c = dead.convert(4, end, ANSWERED).unwrap();
     assert_eq!(c.commands[0].1, Next::Data { asked, r2ts: 1 });
-    // Its R2T was not published: it is asked again, without a buffer.
+    // Its R2T was not published: it is sent again, without a buffer.
     command.asked_at.store(ANSWERED + 24, Relaxed);
     let c = dead.convert(4, end, ANSWERED).unwrap();
     let fenced = Devices::None;
@@ -180,14 +180,14 @@ fn data_that_was_asked_for_goes_on() {
     assert_eq!(c.commands[0].0.buffer, None);
     command.asked_at.store(ANSWERED, Relaxed);
 
-    // All of it is there, and only the stream says so.
+    // All data came, and only the stream's position shows it.
     command.asked.store(Asked::Whole(4096).word(), Relaxed);
     let c = dead.convert(4, end, ANSWERED).unwrap();
     assert_eq!(c.commands[0].1, Next::Begin { fenced });
     assert_eq!(c.commands[0].0.buffer, Some(buffer(4 * 256 + 2)));
     command.asked.store(asked.word(), Relaxed);
 
-    // In the middle of a PDU's data, read right into the buffer.
+    // In the middle of a PDU's data, read straight into the buffer.
     let data = InData {
         begin: end + 24,
         end: end + 24 + 4096 + 4,
@@ -202,7 +202,7 @@ fn data_that_was_asked_for_goes_on() {
     assert_eq!((c.taken, c.data), (data.begin + 700, Some(data)));
     let c = dead.convert(4, data.end - 2, ANSWERED).unwrap();
     assert_eq!((c.taken, c.unread.len()), (data.end - 4, 2));
-    // All of a PDU's data is there, and nothing says so: no byte of it is waited for.
+    // All data of a PDU came without a record: none is waited for.
     for len in [2048, 4096] {
         let data = InData {
             end: data.begin + len,
@@ -222,11 +222,11 @@ fn data_that_was_asked_for_goes_on() {
     }
     record.put_data(&data);
     dead.receives(4, data.begin + 4096);
-    // All of it was there, and its command said so.
+    // All data came, and the command's record shows it.
     command.state.store(CommandState::taken(2).0, Relaxed);
     let c = dead.convert(4, data.end, ANSWERED).unwrap();
     assert_eq!((c.taken, c.data), (data.end, None));
-    // Data of a command that there isn't.
+    // Data of a missing command.
     command.state.store(0, Relaxed);
     assert!(dead.convert(4, data.end, ANSWERED).is_err());
 }
@@ -290,7 +290,7 @@ fn an_association_lives_and_dies_as_a_whole() {
     let mut sockets = facts(&all, CONNECTED, ANSWERED);
     let made = plan(&dead.region, &dead, &sockets, None, &lanes(), 5);
     assert_eq!(summary(&made), (all.to_vec(), vec![]));
-    // An I/O queue whose host has gone goes alone, an admin queue with all the others.
+    // An ended I/O queue goes alone; an ended admin queue ends the association.
     sockets[2].1 = Err(NoFacts::Ended);
     sockets[3].1 = Err(NoFacts::Ended);
     let made = plan(&dead.region, &dead, &sockets, None, &lanes(), 5);
@@ -302,7 +302,7 @@ fn an_association_lives_and_dies_as_a_whole() {
     assert_eq!(summary(&made), (vec![10, 11], closed));
     assert!(!made.controllers[0].controller.io_queue_connected(2));
     assert!(made.controllers[0].controller.io_queue_connected(1));
-    // Whose bytes killed the engine goes too.
+    // A queue whose bytes killed the engine ends too.
     let sockets = facts(&all, CONNECTED, ANSWERED);
     let blamed = Some(Blamed::Queue {
         queue: 11,
@@ -313,7 +313,6 @@ fn an_association_lives_and_dies_as_a_whole() {
     closed.1.sort();
     let blamed = [0, 1, 2].map(|at| (at, Closing::Blamed)).to_vec();
     assert_eq!(closed, (vec![20, 21], blamed));
-    // Nobody serves the export any more.
     let made = plan(&dead.region, &dead, &sockets, None, &BTreeMap::new(), 5);
     assert!(made.controllers.is_empty());
     assert!(
@@ -355,7 +354,7 @@ fn what_ends_leaves_its_writes_behind() {
     let spans = |sockets: &[_]| {
         let made = plan(&dead.region, &dead, sockets, None, &lanes(), 5);
         let mut by_reactor = made.spans.by_reactor(2);
-        // What is nobody's is told to all: its volume may move.
+        // Spans without a command go to all reactors: the volume may move.
         let (one, other) = (by_reactor.remove(1), by_reactor.remove(0));
         let orphans = one.iter().filter(|s| s.command.is_none());
         assert!(other.iter().eq(orphans));
@@ -364,7 +363,7 @@ fn what_ends_leaves_its_writes_behind() {
     let own = spans(&sockets_io_taken);
     assert_eq!((own.len(), own[0].bytes.clone()), (1, 8 * 4096..9 * 4096));
     assert!(own[0].command.is_some() && own[0].devices == Devices::None);
-    // It got to a device, and its connection is damaged: consumed is less than was taken.
+    // It reached a device, and its connection is damaged: fewer bytes were consumed than taken.
     let state = CommandState::taken(2).with_device(3);
     command.state.store(state.0, Relaxed);
     let left = spans(&sockets);
@@ -373,12 +372,12 @@ fn what_ends_leaves_its_writes_behind() {
         (left[0].command, left[0].devices),
         (None, Devices::One(DeviceIndex(3)))
     );
-    // Where is not known: anywhere.
+    // The place is unknown: anywhere.
     command.check.store(5, Relaxed);
     let left = spans(&sockets);
     assert_eq!((left.len(), left[0].bytes.clone()), (1, 0..u64::MAX));
     assert_eq!((left[0].command, left[0].devices), (None, Devices::ALL));
-    // Whose is not known: everybody's.
+    // The volume is unknown: every volume.
     dead.region.queues()[11].controller.store(77, Relaxed);
     assert_eq!(spans(&sockets).len(), 1);
 }

@@ -1,4 +1,4 @@
-//! What is left behind where little is known of it, and slots that were given back.
+//! Spans of connections with damaged records, and freed slots.
 
 use super::*;
 use crate::associations::Associations;
@@ -40,9 +40,9 @@ fn an_export_that_is_not_served_leaves_its_volume() {
     lane.volume.store(9, Relaxed);
     let spans = || plan(&dead.region, &dead, &sockets, None, &BTreeMap::new(), 5).spans;
     assert!(!spans().after_fence);
-    // All reactors are told, since any may serve the volume next.
+    // Any reactor may serve the volume next.
     assert_eq!(spans().by_reactor(2), [[everything(9)], [everything(9)]]);
-    // The lane says that it is another's: it may be any volume.
+    // The lane belongs to another export now: it may be any volume.
     lane.export.store(2 + 1, Relaxed);
     assert!(spans().after_fence);
     assert_eq!(spans().by_reactor(1), [[everything(9)]]);
@@ -52,14 +52,14 @@ fn an_export_that_is_not_served_leaves_its_volume() {
 fn a_command_that_makes_no_sense_now_leaves_its_volume() {
     let (dead, sockets) = with_a_write();
     let end = CONNECTED + 72;
-    // It goes on, and is answered with an error; but it was at a device.
+    // It continues, and gets an error; but it was at a device.
     let command = dead.command(11, 2, 2, end, block_write(17, BLOCKS));
     let state = CommandState::taken(2).with_device(3);
     command.state.store(state.0, Relaxed);
     let made = plan(&dead.region, &dead, &sockets, None, &lanes(), 5);
     assert_eq!(summary(&made).0, [10, 11]);
     assert_eq!(made.spans.by_reactor(2)[1], [everything(9)]);
-    // And if it was not, there is nothing to wait for.
+    // Otherwise there is nothing to wait for.
     let state = CommandState::taken(2);
     command.state.store(state.0, Relaxed);
     let made = plan(&dead.region, &dead, &sockets, None, &lanes(), 5);
@@ -77,7 +77,7 @@ fn a_write_whose_data_is_yet_to_be_asked_for_holds_nobody_back() {
     assert!(made.spans.by_reactor(2)[1].is_empty());
 }
 
-/// However many records are damaged, one span says of a volume that it may change.
+/// Many damaged records give one span per volume.
 #[test]
 fn damage_everywhere_leaves_one_span_for_each_volume() {
     let dead = Dead::new();
@@ -103,14 +103,14 @@ fn damage_everywhere_leaves_one_span_for_each_volume() {
 fn a_slot_that_is_being_taken_is_not_yet_anybodys() {
     let dead = Dead::new();
     dead.association(2, 10, 1);
-    // It has its former user's constants, and that one's socket is on its way out.
+    // It has its former user's constants, whose socket is being closed.
     dead.queue(12, 2, 2);
     let mut sockets = facts(&[10, 11, 12], CONNECTED, ANSWERED);
     let used = &dead.region.queues()[12].used;
     for (state, facts) in [
         (queue_use::MADE, Err(NoFacts::Ended)),
         (queue_use::FREE, Err(NoFacts::Ended)),
-        // Given back before anything was read.
+        // Freed before anything was read.
         (
             queue_use::FREE,
             Ok(SocketFacts {
@@ -124,7 +124,7 @@ fn a_slot_that_is_being_taken_is_not_yet_anybodys() {
         let made = plan(&dead.region, &dead, &sockets, None, &lanes(), 5);
         assert_eq!(summary(&made).0, [10, 11]);
     }
-    // But what was read of says that there was more.
+    // Consumed bytes show that it was in use.
     for state in [queue_use::MADE, queue_use::FREE] {
         used.store(state, Relaxed);
         sockets[2].1 = sockets[1].1;
@@ -149,7 +149,7 @@ fn what_a_queue_agreed_on_is_looked_at_before_it_goes_on() {
     assert!(summary(&made).0.is_empty());
 }
 
-/// One that was answered with a refusal must not be judged again.
+/// A refused handshake must not be judged again.
 #[test]
 fn a_newcomer_that_was_answered_ends() {
     let dead = Dead::new();
@@ -163,7 +163,7 @@ fn a_newcomer_that_was_answered_ends() {
     assert_eq!(made.closed, [(2, Closing::Unrecorded)]);
 }
 
-/// The bytes of slot 3 of queue 11 are not there.
+/// The bytes of slot 3 of queue 11 are missing.
 struct Torn<'a>(&'a Dead);
 
 impl OldBytes for Torn<'_> {
@@ -173,7 +173,7 @@ impl OldBytes for Torn<'_> {
     }
 }
 
-/// A queue for which there is no room leaves nothing in its slot for the next one.
+/// A queue without room leaves nothing in its slot.
 #[test]
 fn a_queue_that_fails_half_way_leaves_no_commands() {
     let (dead, mut sockets) = with_a_write();

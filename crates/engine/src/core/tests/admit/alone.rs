@@ -1,9 +1,9 @@
-//! Who is alone at work, and who sleeps while others are.
+//! Lanes that are alone, and reactors that sleep.
 
 use super::*;
 
-/// What a lane may begin of a turn is more where no other came for a while, and as ever from the first turn on in which one does; so
-/// who comes every few windows finds turns as short as any.
+/// A lane alone for a while begins more per turn, until another lane asks. So a lane that asks
+/// every few windows still finds short turns.
 #[test]
 fn who_is_alone_has_more_of_a_turn() {
     let alone_windows = crate::qos::ALONE_WINDOWS as usize;
@@ -24,7 +24,7 @@ fn who_is_alone_has_more_of_a_turn() {
     };
     let shared: Vec<usize> = [true; 4].into_iter().map(&mut begun).collect();
     let alone: Vec<usize> = (0..2 * alone_windows).map(|_| begun(false)).collect();
-    // It had begun when the other came, in the first of these.
+    // The first turn had begun when the other lane asked.
     let again = [true; 2].map(&mut begun)[1];
     let most = shared[3];
     assert!(most > 0 && again <= most + 1, "{shared:?} {again}");
@@ -37,7 +37,7 @@ fn who_is_alone_has_more_of_a_turn() {
         after[4..].iter().all(|n| *n >= most + most / 2),
         "{shared:?} {after:?}"
     );
-    // One that comes now and then, but more often than that.
+    // A lane that asks sometimes, but more often than that.
     for window in 0..3 * alone_windows {
         let comes = window % (alone_windows / 2) == 0;
         let first = begun(comes);
@@ -45,18 +45,17 @@ fn who_is_alone_has_more_of_a_turn() {
     }
 }
 
-/// Who has something of a tenant that others have as well sleeps no longer than until they can have it.
+/// A reactor with a part of a shared tenant sleeps only until the others can have it.
 #[test]
 fn an_idle_reactor_ends_windows_in_time_where_others_have_a_part() {
     for shared in [false, true] {
         let mut rig = rig(&fixed(100), &fixed(1));
         if shared {
-            // Another reactor's.
             rig.ledger.entry(0).shares.attach(true);
         }
         rig.read(3);
         rig.ended_well();
-        // What the reactor sleeps until, in windows.
+        // Windows until the reactor wakes.
         let mut sleeps = || {
             let until_ns = rig.b.core.qos.window_ends_ns()?;
             let ns = until_ns - rig.now_ns;

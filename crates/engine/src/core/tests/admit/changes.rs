@@ -17,7 +17,7 @@ fn a_budget_changes_within_a_window_and_without_scheduling_all_begin() {
         rig.pass(1000);
     }
     assert!(ended.len() <= 12, "{ended:?}");
-    // Other costs and parameters: whoever waits still does, in the same order.
+    // With other costs and parameters, waiting commands still wait, in order.
     rig.switch_on(&fixed(1), &fixed(100));
     assert!(rig.throttled(3).1 >= 24 - 12 - 2);
     rig.b.core.set_admission(None);
@@ -28,7 +28,7 @@ fn a_budget_changes_within_a_window_and_without_scheduling_all_begin() {
     assert_eq!(rig.ended_well(), [more]);
 }
 
-/// Ten thousand changes while commands come and go: each command ends once, in its lane's order.
+/// Each command ends once, in its lane's order.
 #[test]
 fn qos_set_storm() {
     let mut rig = rig(&fixed(3), &fixed(3));
@@ -81,7 +81,7 @@ fn qos_set_storm() {
     assert_eq!((rig.throttled(3).1, rig.throttled(4).1), (0, 0));
 }
 
-/// What a lane has begun before its tenant could pay for it is paid, whoever's the lane was meanwhile.
+/// A lane pays its debt although it had other tenants meanwhile.
 #[test]
 fn a_lane_that_is_given_its_tenant_again_goes_on_paying() {
     let mut small = fixed(2);
@@ -111,7 +111,7 @@ fn a_lane_that_is_given_its_tenant_again_goes_on_paying() {
     assert!(second > 10, "{second}");
 }
 
-/// What waits goes on in order, and whoever's volume it is when it begins pays for it.
+/// Waiting commands begin in order, and the tenant at that time pays.
 #[test]
 fn a_lane_that_changes_its_tenant_loses_no_command_and_charges_each_once() {
     let mut rig = rig(&fixed(2), &fixed(3));
@@ -133,7 +133,6 @@ fn a_lane_that_changes_its_tenant_loses_no_command_and_charges_each_once() {
         assert!(windows < 20, "{ended:?} after {windows} windows");
     }
     let others = ended.len() as u64 - 2;
-    // And back, as if nothing had been.
     rig.b.core.set_share(V, share(0));
     while ended.len() < all.len() {
         rig.pass(WINDOW_NS);

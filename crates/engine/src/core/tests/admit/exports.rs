@@ -1,4 +1,4 @@
-//! A volume that several exports show.
+//! A volume with several exports.
 
 use super::*;
 
@@ -34,24 +34,24 @@ fn exports_of_a_volume_have_its_budget_together() {
         }
         sum
     };
-    // What they had before the second came counts no more.
+    // What they had before the second one does not count.
     let _: usize = (0..8).map(|_| window(&mut rig, &[3, 5])).sum();
     let sum: usize = (0..50).map(|_| window(&mut rig, &[3, 5])).sum();
     assert!((190..=204).contains(&sum), "{sum}");
-    // Neither is behind the other for long.
+    // Neither lags behind for long.
     let before = [3, 5].map(|lane| rig.throttled(lane).0);
     let sum: usize = (0..50).map(|_| window(&mut rig, &[3, 5])).sum();
     for (lane, before) in [3, 5].into_iter().zip(before) {
         let begun = (rig.throttled(lane).0 - before) as usize;
         assert!(5 * begun >= 2 * sum, "lane {lane}: {begun} of {sum}");
     }
-    // One alone has nearly all of it; and as soon as the volume may have more, both have more.
+    // One alone has nearly all; a larger budget serves both.
     let sum: usize = (0..50).map(|_| window(&mut rig, &[3])).sum();
     assert!((190..=204).contains(&sum), "{sum}");
     set(&mut rig, 8);
     let sum: usize = (0..50).map(|_| window(&mut rig, &[3, 5])).sum();
     assert!((380..=408).contains(&sum), "{sum}");
-    // Of an export that is gone nothing is kept free.
+    // Nothing is kept for a removed export.
     rig.b.core.remove_lane(LaneIndex(5));
     rig.ended();
     let sum: usize = (0..50).map(|_| window(&mut rig, &[3])).sum();

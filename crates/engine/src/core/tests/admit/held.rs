@@ -1,9 +1,9 @@
-//! What waits for a budget leaves room to others, and begins at once where nobody may wait for it.
+//! Commands that wait for a budget leave room to others, and begin at once if a stop waits for
+//! them.
 
 use super::*;
 use forebay_qos::budget::{Burst, Rate};
 
-/// Lanes of the noisy tenant.
 const NOISY: std::ops::Range<u32> = 5..25;
 
 fn read_of(len_bytes: u32) -> IoOp {
@@ -45,7 +45,7 @@ fn over_budget_many_lanes_leave_room_to_others() {
         );
         assert!(count <= 512 + NOISY.len(), "{count}");
         assert!(bytes <= (16 << 20) + NOISY.len() * (512 << 10), "{bytes}");
-        // There is no use in looking for more of them.
+        // No use in looking for more of them.
         for lane in NOISY {
             assert!(rig.b.core.qos.is_held_back(LaneIndex(lane)), "{lane}");
         }
@@ -55,7 +55,6 @@ fn over_budget_many_lanes_leave_room_to_others() {
         assert_eq!(rig.ended_well(), victim);
         let large: Vec<u16> = (0..8).map(|_| rig.start(4, read_of(512 << 10))).collect();
         assert_eq!(rig.ended_well(), large);
-        // Each lane goes on: as many as a window begins find room.
         rig.pass(40 * WINDOW_NS);
         let more = rig.ended_well();
         assert!(!more.is_empty());
@@ -81,7 +80,7 @@ fn what_begins_owing_is_paid_later() {
     rig.b.core.begin_owing(LaneIndex(3));
     assert_eq!(rig.ended_well(), all[2..]);
     assert_eq!(rig.throttled(3).1, 0);
-    // Ten of two a window are owed: the next five begin none.
+    // A debt of ten at two a window: the next five windows begin none.
     let next = rig.read(3);
     for _ in 0..4 {
         rig.pass(WINDOW_NS);
@@ -93,7 +92,6 @@ fn what_begins_owing_is_paid_later() {
         windows += 1;
         assert!(windows < 9, "more than was owed");
     }
-    // What waits for nothing owes nothing.
     rig.b.core.begin_owing(LaneIndex(3));
     rig.pass(WINDOW_NS);
     rig.read(3);
@@ -111,9 +109,9 @@ fn to_have_commands_begin_owing_again_and_again_is_no_way_around_a_budget() {
         rig.b.core.begin_owing(LaneIndex(3));
         begun += rig.ended_well().len();
     }
-    // A second's.
+    // A second's worth.
     assert!((900..=1010).contains(&begun), "{begun}");
-    // What is left waits as ever, and ends as such.
+    // The rest waits as usual.
     assert_eq!(rig.throttled(3).1, 8);
     rig.pass(WINDOW_NS);
     assert!(rig.ended().is_empty());
@@ -121,7 +119,7 @@ fn to_have_commands_begin_owing_again_and_again_is_no_way_around_a_budget() {
     assert_eq!(rig.ended_well().len(), 8);
 }
 
-/// However small a budget is, a lane has no more that waits than who can't wait for it may have begin at once.
+/// Even with a tiny budget, a lane holds only commands that may begin at once as debt.
 #[test]
 fn a_stop_waits_for_no_tiny_budget() {
     let rate = Rate {
@@ -142,12 +140,12 @@ fn a_stop_waits_for_no_tiny_budget() {
         }
         held
     };
-    // A second's, and the one that it ends in.
+    // A second's worth, and one more.
     assert_eq!(hold(&mut rig), 2);
     assert!(rig.ended().is_empty());
     rig.b.core.begin_owing(LaneIndex(3));
     assert_eq!(rig.ended_well().len(), 2);
-    // Again: one second later.
+    // Again, one second later.
     assert_eq!(hold(&mut rig), 2);
     let (mut begun, mut windows) = (0, 0);
     while begun < 2 {
@@ -160,7 +158,7 @@ fn a_stop_waits_for_no_tiny_budget() {
     assert!(windows > 1800, "{windows}");
 }
 
-/// Whoever aborts or closes connections, again and again, does not cool everyone's burst buffers.
+/// Aborts and closes must not return everyone's burst buffers.
 #[test]
 fn to_end_commands_takes_no_memory_from_bursts() {
     let mut b = bench_with("ram");
@@ -184,7 +182,7 @@ fn to_end_commands_takes_no_memory_from_bursts() {
     assert_eq!(record.staging_borrowed_bytes.load(Relaxed), before);
 }
 
-/// What goes to many places counts as many operations, as far as a small budget can save for it.
+/// Commands on many ranges count as many operations, as far as a small budget can save for it.
 #[test]
 fn ranges_and_zeroes_are_charged_by_pieces() {
     for (op, operations) in [

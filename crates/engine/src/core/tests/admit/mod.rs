@@ -1,5 +1,5 @@
-//! Admission: who is over budget waits, in order, and is ended by what ends commands that wait; who is not, doesn't.
-//! Time passes by the test's own clock.
+//! Admission: commands over budget wait in order, and end with their owner; others do not wait. The
+//! test sets the clock.
 
 mod alone;
 mod changes;
@@ -22,14 +22,14 @@ use std::sync::atomic::Ordering::Relaxed;
 const WINDOW_NS: u64 = 1_000_000;
 pub(super) const QUIET: VolumeId = VolumeId(10);
 
-/// A noisy lane (3) and a quiet one (4), each of a tenant of its own.
+/// A noisy lane (3) and a quiet one (4), with one tenant each.
 struct Rig {
     b: Bench,
     now_ns: u64,
     ledger: Arc<Ledger>,
 }
 
-/// So many operations in a window and no more.
+/// A fixed number of operations in a window.
 fn fixed(ops: u64) -> Budget {
     Budget::fixed(ops * 1_000_000_000 / WINDOW_NS)
 }
@@ -91,7 +91,7 @@ impl Rig {
         self.pass(0);
     }
 
-    /// A turn begins, so much later.
+    /// Begins a turn `ns` later.
     fn pass(&mut self, ns: u64) {
         self.now_ns += ns;
         self.b.core.clock.set_now_ns(self.now_ns);
@@ -102,7 +102,7 @@ impl Rig {
         self.try_start(lane, op).unwrap()
     }
 
-    /// `None` when there is no room for it.
+    /// `None` if there is no room.
     fn try_start(&mut self, lane: u32, op: IoOp) -> Option<u16> {
         let slot = self.b.next_slot;
         self.b.next_slot = slot.wrapping_add(1);
@@ -147,7 +147,7 @@ impl Rig {
         self.try_start(lane, op)
     }
 
-    /// The rest of the turn: what ended in it. The device is memory: what begins has ended.
+    /// Ends the turn. The device is memory, so commands that began have ended.
     fn ended(&mut self) -> Vec<(u16, Status)> {
         self.b.core.submit();
         for _ in crate::patience::patiently() {
@@ -172,7 +172,7 @@ impl Rig {
         ended.into_iter().map(|(slot, _)| slot).collect()
     }
 
-    /// Commands of a lane that waited or wait for the budget, and that wait for anything here.
+    /// Commands of a lane that waited for its budget, and those waiting now for anything.
     fn throttled(&self, lane: u32) -> (u64, u64) {
         let record = self.b.core.lane(LaneIndex(lane)).unwrap().record();
         let (ops, now) = (&record.throttled_ops, &record.throttled);
@@ -189,7 +189,7 @@ fn over_budget_waits_in_order_and_goes_on() {
     let mut ended = rig.ended_well();
     assert_eq!(ended.len(), 2, "{ended:?}");
     assert_eq!(rig.throttled(3), (0, 11));
-    // Within the window nothing changes, and nobody asks for a turn.
+    // Nothing changes within the window.
     rig.pass(WINDOW_NS / 2);
     assert!(rig.ended().is_empty() && !rig.b.core.must_turn());
     assert!(
@@ -199,7 +199,7 @@ fn over_budget_waits_in_order_and_goes_on() {
             .window_ends_ns()
             .is_some_and(|at| at > rig.now_ns)
     );
-    // Each window lets two more begin, and a flush is one as any other: nothing overtakes it.
+    // Each window lets two more begin; nothing overtakes the flush.
     let mut windows = 0;
     while ended.len() < all.len() {
         rig.pass(WINDOW_NS);
@@ -221,7 +221,6 @@ fn over_budget_waits_in_order_and_goes_on() {
     let counted: u64 = times.buckets.iter().map(|b| b.load(Relaxed)).sum();
     assert_eq!(counted, 11);
     assert!(times.sum_ns.load(Relaxed) >= 11 * WINDOW_NS / 2);
-    // Who is within the budget now, does not wait.
     rig.pass(4 * WINDOW_NS);
     rig.read(3);
     assert_eq!(rig.ended_well().len(), 1);
@@ -229,11 +228,11 @@ fn over_budget_waits_in_order_and_goes_on() {
 
 #[test]
 fn within_its_base_a_lane_waits_for_no_neighbour() {
-    // A base that there is room for: 50 reads in a window.
+    // The reactor has room for this base: 50 reads in a window.
     let mut quiet = fixed(50);
     (quiet.base.bytes, quiet.burst.bytes) = (50_000 * 4096, 50_000 * 4096);
     let mut rig = rig(&Budget::unstated(), &quiet);
-    // Warm: so that it is given what others leave.
+    // So that it gets what others leave.
     for _ in 0..20 {
         for _ in 0..20 {
             rig.read(3);
@@ -246,11 +245,11 @@ fn within_its_base_a_lane_waits_for_no_neighbour() {
     rig.pass(1000);
     let before = rig.throttled(3).0;
     let noisy: Vec<u16> = (0..24).map(|_| rig.read(3)).collect();
-    // A turn's part, and within its base.
+    // One turn's part, within its base.
     let quiet: Vec<u16> = (0..3).map(|_| rig.read(4)).collect();
     let first = rig.ended_well();
     assert!(quiet.iter().all(|slot| first.contains(slot)), "{first:?}");
-    // Of the noisy one a turn's part.
+    // The noisy lane gets a turn's part.
     assert!((4..16).contains(&first.len()), "{first:?}");
     assert!(
         rig.b.core.must_turn(),
@@ -270,12 +269,12 @@ fn within_its_base_a_lane_waits_for_no_neighbour() {
         assert!(turns < 40, "{noisy_ended:?}");
     }
     assert_eq!(noisy_ended, noisy);
-    // That was no window's end, and nobody was over budget.
+    // No window has ended, and no lane was over budget.
     assert_eq!(rig.throttled(3), (before, 0));
     assert_eq!(rig.throttled(4), (0, 0));
 }
 
-/// Whoever waits for a turn is not over budget, however many more come behind what waits.
+/// A lane that waits for a turn is not over budget, however many commands follow.
 #[test]
 fn what_comes_behind_a_lane_in_line_goes_on_in_its_turns() {
     let mut rig = rig(&Budget::unstated(), &fixed(50));
@@ -303,14 +302,13 @@ fn what_comes_behind_a_lane_in_line_goes_on_in_its_turns() {
     }
     let mut ended = rig.ended_well();
     assert!(ended.len() < all.len(), "{ended:?}");
-    // None of these turns is a window's end.
     for turn in 0..100 {
         rig.pass(1000);
         if turn < 10 {
             all.extend([rig.read(3), rig.read(5)]);
         }
         ended.extend(rig.ended_well());
-        // In the order of the line: none goes twice before the other.
+        // In run-queue order: none is served twice before the other.
         let of = |lane: usize| {
             let of_lane = all.iter().skip(lane).step_by(2);
             of_lane.filter(|slot| ended.contains(slot)).count()
@@ -339,24 +337,22 @@ fn what_is_throttled_ends_with_its_owner_its_connection_or_its_lane() {
     let ended = rig.ended_well();
     assert_eq!(ended, [noisy[2], quiet[1]]);
     assert_eq!(rig.throttled(3).1, 5);
-    // Its connection.
     rig.b.core.carried.orphan(3);
     let ended = rig.ended();
     let expected = [noisy[3], noisy[5], noisy[6], noisy[7], more];
     let interrupted = Status::COMMAND_INTERRUPTED;
     assert_eq!(ended, expected.map(|slot| (slot, interrupted)));
     assert_eq!(rig.throttled(3).1, 0);
-    // Its lane.
     rig.b.core.remove_lane(LaneIndex(4));
     let ended = rig.ended();
     assert_eq!(ended, [quiet[2], quiet[3]].map(|slot| (slot, interrupted)));
     assert!(rig.b.upcall().contains("LaneGone"));
-    // Nobody is reckoned with for what he no longer waits for.
+    // A tenant without waiting commands is not active.
     for _ in 0..20 {
         rig.pass(WINDOW_NS);
     }
     assert_eq!(rig.b.core.active_tenants(), 0);
-    // Nothing is left of it, and another one in its place is not its tenant's.
+    // Another lane in its place does not get its tenant.
     rig.pass(WINDOW_NS);
     assert!(rig.ended().is_empty() && rig.b.core.qos.window_ends_ns().is_none());
     let region = rig.b.core.region.clone();
@@ -406,7 +402,7 @@ fn what_a_dead_engine_had_begun_is_not_charged() {
     assert_eq!(rig.throttled(3).1, 1);
 }
 
-/// Volumes of one tenant whose budget is less than one command of each in a window: all come to the same.
+/// Volumes of one tenant whose budget is less than one command each per window: all progress.
 #[test]
 fn a_small_budget_starves_no_volume() {
     let mut small = Budget::fixed(900);
@@ -444,7 +440,6 @@ fn a_small_budget_starves_no_volume() {
     assert!(begun.iter().all(|n| (30..=42).contains(n)), "{begun:?}");
 }
 
-/// What the state region says of a tenant.
 #[test]
 fn a_tenant_has_its_record() {
     let mut rig = rig(&fixed(2), &fixed(100));
@@ -464,7 +459,7 @@ fn a_tenant_has_its_record() {
     assert!(record.active_windows.load(Relaxed) > 0);
     let saved = record.credit_ops.load(Relaxed);
     assert!(saved > 0);
-    // Who rests earns, and it is seen when the reactor, asleep until then, looks around.
+    // A resting tenant saves credit; it shows once the sleeping reactor runs again.
     rig.pass(100 * WINDOW_NS);
     rig.b.core.is_idle();
     let earned = record.credit_ops.load(Relaxed) - saved;

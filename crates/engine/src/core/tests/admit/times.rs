@@ -1,9 +1,9 @@
-//! What is counted as time over budget: all of it, and nothing else.
+//! What counts as time over budget.
 
 use super::*;
 use forebay_qos::budget::Burst;
 
-/// What is counted of a lane: commands, and their time.
+/// A lane's counted commands, and their time.
 fn counted(rig: &Rig, lane: u32) -> (u64, u64) {
     let record = rig.b.core.lane(LaneIndex(lane)).unwrap().record();
     let times = &record.throttled_times;
@@ -26,7 +26,7 @@ fn what_comes_behind_a_refused_command_is_over_budget_too() {
     assert_eq!(rig.ended_well().len(), 2);
     assert_eq!(counted(&rig, 3), (2, WINDOW_NS + WINDOW_NS * 3 / 4));
     assert_eq!(counted(&rig, 4), (0, 0));
-    // The tenant has the same, and goes on with it where its lane is scheduled anew.
+    // The tenant's counters agree, also after a new admission.
     for _ in 0..5 {
         rig.read(3);
     }
@@ -38,14 +38,14 @@ fn what_comes_behind_a_refused_command_is_over_budget_too() {
     rig.b.core.set_admission(None);
     assert_eq!(rig.throttled(3).1, 0);
     let now = counted(&rig, 3);
-    // Two begin as soon as it is.
+    // Two begin at once.
     assert_eq!(now, (before.0 + 5, before.1 + 4 * WINDOW_NS));
     let tenant = &rig.b.core.region.tenants()[0];
     let told = (&tenant.throttled_ops, &tenant.throttled_ns);
     assert_eq!((told.0.load(Relaxed), told.1.load(Relaxed)), now);
 }
 
-/// Turns are no budget.
+/// Waits for turns do not count.
 #[test]
 fn of_a_command_that_waits_for_its_budget_and_then_for_its_turn_only_the_former_counts() {
     let mut rig = rig(&fixed(16), &fixed(100));
@@ -71,7 +71,7 @@ fn of_a_command_that_waits_for_its_budget_and_then_for_its_turn_only_the_former_
     assert_eq!(counted(&rig, 3), (8, 8 * left_ns));
 }
 
-/// A frontend says since when it had a command wait.
+/// A frontend reports when a command began to wait.
 #[test]
 fn what_waited_in_its_frontend_and_begins_at_once_is_counted() {
     let mut rig = rig(&fixed(2), &fixed(100));
@@ -101,7 +101,7 @@ fn what_waited_in_its_frontend_and_begins_at_once_is_counted() {
     assert_eq!(counted(&rig, 3), (2, WINDOW_NS + WINDOW_NS * 3 / 4));
 }
 
-/// Above the base, turns are in a line.
+/// Above the base, lanes wait in a run queue.
 #[test]
 fn a_lane_that_stands_in_line_is_not_over_budget() {
     let mut noisy = fixed(1);
@@ -127,7 +127,7 @@ fn a_lane_that_stands_in_line_is_not_over_budget() {
         let waits = [3, 5].map(|lane| rig.throttled(lane).1);
         rig.pass(ends_ns - rig.now_ns);
         rig.ended_well();
-        // Who might begin in the window's first turn, and had no part of it.
+        // Lanes that could begin in the window's first turn but had no part of it.
         for (lane, before) in [3, 5].into_iter().zip(waits) {
             let (index, core) = (LaneIndex(lane), &rig.b.core);
             if core.qos.waits_for_turns(index) && rig.throttled(lane).1 == before {

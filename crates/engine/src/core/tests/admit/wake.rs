@@ -1,19 +1,19 @@
-//! Who wakes: a reactor that slept, and many tenants at the same instant while others burst.
+//! Wakeups: a reactor that slept, and many tenants at once while others burst.
 
 use super::*;
 use forebay_qos::budget::{Burst, Rate};
 use forebay_qos::cost::Profile;
 
-/// What a read takes of the processor, and a turn besides: a window is 200 reads.
+/// Processor time of a read, and of a turn: a window is 200 reads.
 const READ_NS: u64 = 1_500;
 const TURN_NS: u64 = 200;
 const A_SECOND: f64 = 1e9 / READ_NS as f64;
-/// Lanes that burst: each keeps so many commands going.
+/// Lanes that burst, each with this many commands in flight.
 const BURST: std::ops::Range<usize> = 0..3;
 const DEPTH: usize = 32;
-/// And those that wake.
+/// Lanes that wake.
 const WAKERS: usize = 32;
-/// The lane of the first of all.
+/// The first lane.
 const FIRST: usize = 5;
 const WARM_WINDOWS: u64 = 40;
 const BOUND_WINDOWS: u64 = 7;
@@ -30,7 +30,8 @@ fn metered(base: u64) -> Budget {
     }
 }
 
-/// A reactor of whose time three that burst take all, and 32 others, which together have this part of it as their base, nothing.
+/// A reactor whose time three bursting lanes use up, while 32 others, with this part of it as their
+/// base, sleep.
 fn asleep(part: f64) -> (Rig, u64) {
     let each = (A_SECOND * part) as u64 / WAKERS as u64;
     let mut rig = rig(&fixed(1), &fixed(1));
@@ -60,8 +61,8 @@ fn asleep(part: f64) -> (Rig, u64) {
     (rig, each)
 }
 
-/// They wake this part of a window after one has begun, at this depth, and go on; reads take so many times what they are taken for. When
-/// each of them has had what a window's base is, in windows; and how far any was behind its base after the bound, in windows of it.
+/// They wake at `phase` of a window, at this depth; reads cost `dear` times their calibrated cost.
+/// Returns the windows until each had a window's base, and the largest lag after the bound.
 fn wake(part: f64, dear: f64, depth: usize, phase: f64) -> (f64, f64) {
     let (mut rig, each) = asleep(part);
     let window_ns = Params::default().window_ns;
@@ -79,7 +80,7 @@ fn wake(part: f64, dear: f64, depth: usize, phase: f64) -> (f64, f64) {
         if since_ns >= wakes_ns {
             woke_ns.get_or_insert(rig.now_ns);
         }
-        // Those that burst come first.
+        // The bursting lanes come first.
         for (at, in_hand) in in_hand.iter_mut().enumerate() {
             let most = match BURST.contains(&at) {
                 true => DEPTH,
@@ -122,7 +123,7 @@ fn wake(part: f64, dear: f64, depth: usize, phase: f64) -> (f64, f64) {
     }
 }
 
-/// Whatever they have as a base together, and however they ask for it; with costs that are right and that are much too low.
+/// With right costs and with costs far too low.
 #[test]
 fn all_wake_at_once() {
     for (part, dear) in [(0.3, 1.0), (0.8, 1.0), (0.3, 2.0), (0.5, 1.5)] {
@@ -140,7 +141,7 @@ fn all_wake_at_once() {
     }
 }
 
-/// A reactor that slept has what one window gives for whoever wakes it; one that was late makes up for it.
+/// A waking reactor offers one window's refill; a late one makes up for the rest.
 #[test]
 fn who_wakes_a_reactor_finds_one_window() {
     for (late, begins) in [(false, 4), (true, 20)] {

@@ -1,5 +1,5 @@
-//! One queue over two reactors while there are budgets: two cores in one thread, each with a time of its own, which a turn
-//! moves on by what it would have taken.
+//! One queue over two reactors with budgets: two cores in one thread, each with its own clock,
+//! which each turn advances by its cost.
 
 use super::super::admit::{QUIET, quiet_lane};
 use super::*;
@@ -9,13 +9,13 @@ use forebay_qos::cost::{CostTable, Profile};
 use forebay_qos::ledger::Ledger;
 use forebay_xlate::boundary::message::NodeCapacity;
 
-/// What an operation takes of the processor of its home, and of whoever gives it to its device.
+/// Processor time of an operation on its home reactor, and on the one that submits it.
 const HOME_NS: u64 = 300;
-/// A turn takes no less.
+/// Shortest turn.
 const TURN_NS: u64 = 200;
-/// Fewer than a lane may have that wait.
+/// Fewer than a lane may have waiting.
 const DEPTH: usize = 24;
-/// How often the other reactor's own tenant asks: so that this always has something to do, after a pause, or hardly ever.
+/// Interval of the other tenant's reads: always busy, with pauses, or nearly idle.
 const OFTEN_NS: u64 = 100_000;
 const PAUSE_NS: u64 = 5_000_000;
 const SELDOM_NS: u64 = 100_000_000;
@@ -32,12 +32,11 @@ fn metered(base: u64, burst: u64) -> Budget {
     }
 }
 
-/// One of the two.
 #[derive(Default)]
 struct Reactor {
     now_ns: u64,
     started: usize,
-    /// How many it had started and given to its device when its last turn ended.
+    /// Operations started and submitted before the last turn's end.
     before: (usize, usize),
 }
 
@@ -66,7 +65,7 @@ impl Reactor {
         assert!(core.start(new).is_ok(), "there is room");
     }
 
-    /// The turn ends: all that it gave to its device, which is memory, has ended.
+    /// Ends the turn. The device is memory, so all submitted operations have ended.
     fn end(&mut self, core: &mut Core, device_ns: u64) {
         core.submit();
         let record = core.record();
@@ -85,7 +84,7 @@ impl Reactor {
     }
 }
 
-/// How many of the queue's reads end in a ms, and how long the other reactor's own tenant waits: on average and at most, in ns.
+/// Reads per ms of the queue, and the mean and longest waits of the other reactor's tenant, ns.
 fn run(spread: Spread, device_ns: u64, every_ns: u64) -> (f64, u64, u64) {
     let mut t = two("ram", spread);
     let region = t.b.core.region.clone();
@@ -156,7 +155,7 @@ fn run(spread: Spread, device_ns: u64, every_ns: u64) -> (f64, u64, u64) {
 
 #[test]
 fn a_queue_within_a_budget_gets_what_two_reactors_can_do() {
-    // Cheap ones, such of which a turn's part is no more than two, and such that are more than that.
+    // Costs of which a turn fits many, two, or less than one.
     for device_ns in [1_500, 5_000, 20_000] {
         let (one, ..) = run(Spread::OneToOne, device_ns, SELDOM_NS);
         let (two, ..) = run(Spread::OneToN, device_ns, SELDOM_NS);
@@ -166,12 +165,12 @@ fn a_queue_within_a_budget_gets_what_two_reactors_can_do() {
         );
         println!("{what}");
         assert!(two >= 1.7 * one && less >= 1.5 * one, "{what}");
-        // Who comes to the other one after a pause waits for what is being done there: a turn's part, and what exceeds it.
+        // A wait for a turn's part, plus its overrun.
         assert!(most_ns <= 12_000 + 2 * (device_ns + HOME_NS), "{what}");
     }
 }
 
-/// Nor is anybody given processor time that a reactor with work of its own has not to give.
+/// A reactor with its own work gives no processor time away.
 #[test]
 fn who_is_at_work_elsewhere_feels_no_burst() {
     for device_ns in [1_500, 5_000, 20_000] {

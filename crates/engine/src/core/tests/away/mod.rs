@@ -1,4 +1,4 @@
-//! Slices that other reactors carry out: two cores in one thread, turned as a test wants it.
+//! Slices that other reactors carry out: two cores in one thread.
 
 use super::admit::quiet_lane;
 use super::*;
@@ -14,20 +14,20 @@ mod rules;
 mod speed;
 
 const BLOCK: u64 = 4096;
-/// Who has been without work of its own for so long is idle, and how far apart it is judged who needs help: by default.
+/// Defaults: time without own work until a reactor is idle, and the interval at which need for help
+/// is judged.
 const OWN_NS: u64 = 600_000;
 const NEED_NS: u64 = 2_000_000;
 const LANE: LaneIndex = LaneIndex(3);
-/// The other one's own.
+/// The other reactor's own lane.
 const OTHER: LaneIndex = LaneIndex(4);
 
-/// A bench, and another reactor.
 struct Two {
     b: Bench,
     other: Core,
 }
 
-/// Told nothing of how queues are spread.
+/// Without a setting for the spread of queues.
 fn linked(kind: &str) -> Two {
     let mut b = bench_with(kind);
     let bells = [ReactorBell::new().unwrap(), ReactorBell::new().unwrap()];
@@ -71,7 +71,7 @@ impl Two {
         self.turn_other_with(false);
     }
 
-    /// A turn of the other one, in which a read of its own begins, or not.
+    /// A turn of the other reactor, with or without a read of its own.
     fn turn_other_with(&mut self, own: bool) {
         self.other.begin_turn();
         let busy = self.other.reap();
@@ -87,7 +87,6 @@ impl Two {
         self.other.submit();
     }
 
-    /// A read of the other one's own begins.
     fn own_read(&mut self) {
         let new = NewIo {
             owner: Owner {
@@ -105,7 +104,7 @@ impl Two {
         assert!(self.other.start(new).is_ok());
     }
 
-    /// So many writes of a block each in one turn, of which some are away then.
+    /// Writes of a block each in one turn, some of them offloaded.
     fn writes(&mut self, count: u64) -> Vec<u16> {
         self.turn_other();
         let one = |at| self.b.start(write(at, 1), Some(&[at as u8 + 1; 4096]));
@@ -122,7 +121,7 @@ impl Two {
         self.b.core.record().handed_over.load(Relaxed)
     }
 
-    /// Turns both until so many have ended; their statuses.
+    /// Turns both until `count` have ended.
     fn ends(&mut self, count: usize) -> Vec<Status> {
         let mut all = Vec::new();
         for _ in crate::patience::patiently() {
@@ -165,7 +164,7 @@ fn one_command_at_a_time_stays_at_home_and_many_are_shared() {
         }
         assert_eq!(t.handed_over(), 0, "{kind}");
         t.writes(40);
-        // One of them is there for each that is at home, but for the first few.
+        // Half are offloaded, without the first few.
         assert!((17..=20).contains(&t.away()), "{kind}: {}", t.away());
         assert_eq!(t.ends(40), [Status::SUCCESS; 40]);
         assert_eq!(t.other.record().carried_out.load(Relaxed), t.handed_over());
@@ -174,12 +173,12 @@ fn one_command_at_a_time_stays_at_home_and_many_are_shared() {
             t.b.turn();
         }
         t.nothing_is_left();
-        // And never without being told to.
+        // Never without that setting.
         t.b.core.set_spread(Spread::OneToOne);
         let before = t.handed_over();
         (0..40).for_each(|at| _ = t.b.start(write(at, 1), Some(&[9; 4096])));
         assert_eq!((t.ends(40).len(), t.handed_over()), (40, before));
-        // What was begun until then doesn't count afterwards.
+        // Earlier operations do not count.
         t.b.core.set_spread(Spread::OneToN);
         t.b.turn();
         (0..2).for_each(|at| _ = t.b.start(write(at, 1), Some(&[9; 4096])));
@@ -187,7 +186,7 @@ fn one_command_at_a_time_stays_at_home_and_many_are_shared() {
     }
 }
 
-/// With nothing said, reactors help those that need it, and who has something of its own to do helps nobody.
+/// By default, reactors help those that need it, unless they have own work.
 #[test]
 fn who_has_work_of_its_own_is_given_none() {
     let mut t = linked("file");
@@ -210,7 +209,7 @@ fn who_has_work_of_its_own_is_given_none() {
     pass(&mut t, &mut now_ns, SAY_NS);
     assert!(many(&mut t) > 10);
     assert_eq!(t.ends(40), [Status::SUCCESS; 40]);
-    // Its own come while it has some of home's at hand.
+    // Its own work comes while it has remote operations.
     pass(&mut t, &mut now_ns, SAY_NS);
     assert!(many(&mut t) > 10);
     let before = carried_out(&t);
@@ -220,14 +219,14 @@ fn who_has_work_of_its_own_is_given_none() {
     assert_eq!(t.away(), 0);
     assert_eq!(many(&mut t), 0, "who gave it back is given no more");
     assert_eq!(t.ends(80), [Status::SUCCESS; 80]);
-    // It is in a turn for long.
+    // A long turn.
     now_ns += 10 * OWN_NS;
     t.b.core.clock.set_clock_ns(now_ns);
     t.b.core.begin_turn();
     (0..40).for_each(|at| _ = t.b.start(write(at, 1), Some(&[9; 4096])));
     assert_eq!(t.away(), 0, "it is still at work");
     assert_eq!(t.ends(40), [Status::SUCCESS; 40]);
-    // From when it has nothing on, and not at once.
+    // It helps some time after its work ends, not at once.
     t.other.clock.set_clock_ns(now_ns);
     t.turn_other();
     for _ in 0..OWN_NS / SAY_NS - 1 {
@@ -241,7 +240,7 @@ fn who_has_work_of_its_own_is_given_none() {
     t.nothing_is_left();
 }
 
-/// Who sleeps says before that it has nothing to do, however soon that is.
+/// A reactor reports itself idle before it sleeps.
 #[test]
 fn who_sleeps_helps() {
     let mut t = two("ram", Spread::OneToN);
@@ -264,12 +263,12 @@ fn who_sleeps_helps() {
     }
 }
 
-/// What one processor can do keeps no second one awake: a deep queue of which the device, not the processor, is the limit.
+/// A queue limited by its device gets no help.
 #[test]
 fn who_has_time_left_is_not_helped() {
     let mut t = two("file", Spread::OneToN);
     let mut now_ns = t.b.core.now_ns();
-    // Turns for a while, of which so many of eight find nothing to do.
+    // Turns of which `idle` in eight find no work.
     let mut is_helped = |t: &mut Two, idle: u64| {
         for turn in 0..2 * NEED_NS / SAY_NS {
             now_ns += SAY_NS;
@@ -290,7 +289,7 @@ fn who_has_time_left_is_not_helped() {
     assert!(!is_helped(&mut t, 5), "one would be enough");
     assert!(!is_helped(&mut t, 1), "it is enough");
     assert!(is_helped(&mut t, 0), "it is not any more");
-    // Nor does help go on that was never needed.
+    // Unneeded help does not continue.
     t.b.core.set_spread(Spread::OneToN);
     assert!(!is_helped(&mut t, 1));
     t.nothing_is_left();
@@ -303,7 +302,7 @@ fn who_has_not_the_device_gives_it_back() {
     t.writes(40);
     assert_eq!(t.ends(40), [Status::SUCCESS; 40]);
     assert!(t.handed_over() > 0 && t.other.record().carried_out.load(Relaxed) == 0);
-    // One by that name that is another's.
+    // Another device with this index.
     let (another, _) = device(0, &format!("file:{}", t.b.path.display()).parse().unwrap());
     t.other.set_device(another);
     t.writes(40);
@@ -318,7 +317,7 @@ fn what_fails_elsewhere_fails_and_is_counted() {
     t.writes(40);
     let away = t.away();
     assert!(t.b.core.must_turn(), "somebody is yet to be told");
-    // What is at home is at its device.
+    // The home's operations are at the device.
     t.b.core.submit();
     assert!(!t.b.core.must_turn());
     t.b.gate
@@ -331,7 +330,7 @@ fn what_fails_elsewhere_fails_and_is_counted() {
     t.nothing_is_left();
 }
 
-/// That a device is in a command's record before anybody can have given it anything.
+/// The device is in a command's record before another reactor can submit it.
 #[test]
 fn a_successor_reckons_with_what_is_away() {
     let mut t = two("file", Spread::OneToN);
@@ -352,7 +351,7 @@ fn a_successor_reckons_with_what_is_away() {
     assert!(t.away() > 10);
     t.b.gate.release();
     assert_eq!(t.ends(40), [Status::SUCCESS; 40]);
-    // Who works on one of another's says whose it is.
+    // A helper's blame names the home's command.
     t.writes(40);
     t.other.blame(None);
     t.other.carry_out(false);
@@ -378,7 +377,7 @@ fn revokes_drain_when_what_is_away_is_back() {
             .slices
             .revoke(1, V, range, None, &mut t.b.core.upcalls);
         t.b.core.settle(5, DeviceIndex(0));
-        // It has nothing of that volume of its own.
+        // It has nothing of that volume.
         t.other
             .slices
             .revoke(1, V, range, None, &mut t.other.upcalls);
@@ -447,7 +446,7 @@ fn nobody_leaves_whom_others_may_need() {
     assert_eq!((t.ends(40).len(), t.handed_over()), (40, before));
 }
 
-/// Whoever is within their base there waits for no more than a lane's part of a turn.
+/// A lane within its base there waits for one lane's part of a turn.
 #[test]
 fn with_budgets_a_turn_does_only_so_much_for_others() {
     let mut t = two("file", Spread::OneToN);
@@ -466,7 +465,7 @@ fn with_budgets_a_turn_does_only_so_much_for_others() {
     t.nothing_is_left();
 }
 
-/// Nor for long of what takes long, where nobody says what anything costs.
+/// Without known costs, bytes limit a turn.
 #[test]
 fn without_budgets_a_turn_does_only_so_many_bytes_for_others() {
     let mut t = linked("file");
@@ -484,7 +483,7 @@ fn without_budgets_a_turn_does_only_so_many_bytes_for_others() {
     t.nothing_is_left();
 }
 
-/// A lane whose device hangs leaves room for others', there as well.
+/// A lane on a hung device leaves room to others, on the helper too.
 #[test]
 fn what_hangs_elsewhere_takes_no_more_than_it_leaves() {
     let mut t = two("file", Spread::OneToN);

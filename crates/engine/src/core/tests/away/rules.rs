@@ -1,11 +1,10 @@
-//! The order rules of NVMe while several reactors carry out one queue's commands, against a model.
+//! The order rules of NVMe with one queue on several reactors, against a model.
 //!
-//! Design: commands of all kinds begin at random on few blocks, both reactors turn at random, connections close, and what
-//! waits is ended, the same each time. Of each block the model keeps its writes: when each began, when it ended (or
-//! its connection closed: nothing later is overtaken by it), and whether it may have come to nothing. What a block may
-//! hold are those writes that no other one follows for certain: one that began after the first had ended, or, with a
-//! compare-and-write among the two, after it had begun. At the end the power is cut: every write that had ended before a flush
-//! began that ended well counts then as one that is there.
+//! **Design.** Random commands on few blocks; random turns, closes and interrupts; reproducible.
+//! For each block the model keeps its writes: start, end (or close of the connection), and whether
+//! it may have failed. A block may hold any write that no other one certainly follows. A write
+//! follows if it began after the first had ended, or, with a compare-and-write, after it had begun.
+//! At the end power fails: writes that ended before a successful flush began must be there.
 
 use super::*;
 use forebay_device::power;
@@ -27,21 +26,20 @@ impl Random {
     }
 }
 
-/// A write of a block.
 #[derive(Clone, Copy, Debug)]
 struct Written {
     slot_number: u64,
     value: u32,
     from: u64,
-    /// When it was known to have ended.
+    /// When its end was known.
     until: Option<u64>,
     pair: bool,
-    /// It may have come to nothing.
+    /// It may have failed.
     perhaps: bool,
 }
 
 impl Written {
-    /// Whether it follows `before` for certain.
+    /// Whether it certainly follows `before`.
     fn follows(&self, before: &Written) -> bool {
         before.until.is_some_and(|until| self.from > until)
             || (self.pair || before.pair) && self.from > before.from
@@ -57,11 +55,11 @@ enum What {
 
 struct Command {
     what: What,
-    /// When it began, which is also its number.
+    /// When it began; also its number.
     from: u64,
     queue: u32,
     value: u32,
-    /// What is after it is not bound by its end any more.
+    /// Its end no longer orders later commands.
     closed: bool,
 }
 
@@ -72,12 +70,12 @@ struct Run {
     queue: u32,
     value: u32,
     hand: BTreeMap<(u32, u16), Command>,
-    /// So many at once.
+    /// Most commands at once.
     most: usize,
-    /// A time of its own, which passes with its steps, and while something waits for a budget.
+    /// The test's clock, which advances by steps and during waits for a budget.
     clock_ns: Option<u64>,
     blocks: Vec<Vec<Written>>,
-    /// When the last flush began that ended well.
+    /// Start of the last successful flush.
     flushed: u64,
     pairs: [u32; 2],
 }
@@ -90,7 +88,7 @@ fn pattern(value: u32) -> [u8; 4096] {
     bytes
 }
 
-/// What a block holds, all of it.
+/// The value that fills a block.
 fn value_of(bytes: &[u8]) -> Option<u32> {
     let value = u32::from_le_bytes(bytes[..4].try_into().unwrap());
     (bytes == pattern(value)).then_some(value)
@@ -113,7 +111,7 @@ impl Run {
         }
     }
 
-    /// What a block may hold for a command that began then: of its writes that are not younger.
+    /// Values that a block may hold for a command that began at `before`.
     fn candidates(&self, block: u64, before: u64) -> Vec<u32> {
         let of_block = &self.blocks[block as usize];
         let older = || of_block.iter().filter(move |w| w.from < before);
@@ -127,7 +125,7 @@ impl Run {
         all
     }
 
-    /// Whether a write of the block was at its device at any time since then.
+    /// Whether no write of the block was at its device since then.
     fn is_quiet(&self, block: u64, since: u64) -> bool {
         let of_block = &self.blocks[block as usize];
         of_block
@@ -144,7 +142,6 @@ impl Run {
     }
 
     fn begin(&mut self) {
-        // Devices take their time.
         for _ in crate::patience::patiently() {
             if self.hand.len() < self.most {
                 break;
@@ -170,7 +167,7 @@ impl Run {
             40..80 => (What::Read { block, blocks }, read(block, blocks)),
             80..88 => (What::Flush, IoOp::Flush),
             _ => {
-                // What it finds, if nobody comes before it; or not.
+                // Expects the present value, or a wrong one.
                 let found = self.candidates(block, from);
                 let at = self.random.below(found.len() as u64 + 1) as usize;
                 let expected = found.get(at).copied().unwrap_or(u32::MAX);
@@ -314,7 +311,7 @@ impl Run {
         }
     }
 
-    /// A connection closes: what comes by the next one is not overtaken.
+    /// Closes a connection; the next one's commands are not overtaken.
     fn close(&mut self) {
         self.now += 1;
         self.t.b.core.carried.orphan(self.queue);
@@ -344,7 +341,7 @@ impl Run {
                 self.take_ended();
             }
             97 => {
-                // Some of what waits.
+                // Interrupts some waiting commands.
                 let slot = self.random.below(u64::from(SLOTS)) as u16;
                 let status = Status::COMMAND_INTERRUPTED;
                 self.t
@@ -355,7 +352,7 @@ impl Run {
             }
             98 if self.random.below(4) == 0 => self.close(),
             _ => {
-                // Old ones that nothing can bring back.
+                // Forgets old writes that cannot come back.
                 for of_block in &mut self.blocks {
                     let all = of_block.clone();
                     let flushed = self.flushed;
@@ -380,7 +377,7 @@ impl Run {
         self.t.nothing_is_left();
     }
 
-    /// What there is at the end, by `look`.
+    /// Checks the final contents.
     fn look(&self, path: &std::path::Path, flushed: u64) {
         let raw = std::fs::read(path).unwrap();
         for block in 0..BLOCKS {
@@ -395,7 +392,7 @@ impl Run {
             if !of_block.iter().any(|o| lasts(&o)) {
                 may.push(0);
             }
-            // What was not flushed may be torn.
+            // Unflushed writes may be torn.
             let torn = of_block.iter().any(|w| !lasts(&w) && !gone(w));
             let good = found.map_or(torn, |found| may.contains(&found) || torn && found == 0);
             assert!(good, "block {block}: {found:?}, not {may:?}");
@@ -403,7 +400,7 @@ impl Run {
     }
 }
 
-/// The same while the other reactor has something of its own at times, and gives back what it has of home's.
+/// While the other reactor sometimes has own work and returns operations.
 #[test]
 fn order_rules_are_kept_by_what_comes_back() {
     for (kind, seed) in [("file", 21), ("ram", 22)] {
@@ -426,7 +423,7 @@ fn order_rules_are_kept_by_what_comes_back() {
     }
 }
 
-/// The same while most of them wait for a budget, and its end comes at times.
+/// While most commands wait for a budget, which is sometimes removed.
 #[test]
 fn order_rules_are_kept_within_a_budget() {
     for (kind, spread) in [("file", Spread::OneToN), ("ram", Spread::OneToN)] {

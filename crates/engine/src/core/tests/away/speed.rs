@@ -1,26 +1,25 @@
-//! One queue over two reactors, that `cargo xtask bench burst` times.
+//! One queue over two reactors, timed by `cargo xtask bench burst`.
 //!
-//! Design: two threads, as a reactor's loop; one has a lane and starts 4 KiB reads at random on a device in memory, so
-//! many at once, to which each operation costs the processor so many ns. `FOREBAY_SPREAD` says what to do:
-//! `one-to-n:64:2:5000` for two seconds at depth 64 with 5 us each; `alone` instead of `one-to-n`: without another reactor. It prints the reads per second, how many each reactor has
-//! carried out, and how long each was at it per cent. With `:both` behind it the second reactor has as much of its own.
+//! **Design.** Two reactor threads; one has a lane with random 4 KiB reads on a device in memory,
+//! with added processor cost. `FOREBAY_SPREAD=one-to-n:64:2:5000` means depth 64 for two seconds at
+//! 5 us each; `alone` instead of `one-to-n` uses one reactor; `:both` at the end gives the second
+//! reactor equal work. It prints reads per second, operations carried out by each reactor, and
+//! their busy time in per cent.
 
 use super::super::admit::quiet_lane;
 use super::*;
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
-/// The variable that says what to do.
 const VARIABLE: &str = "FOREBAY_SPREAD";
 
-/// A host in a reactor's thread, with so many reads at once.
 struct Host {
     lane: LaneIndex,
     depth: u64,
     random: u64,
     left: u64,
     ended: u64,
-    /// How long the reactor was at it.
+    /// The reactor's busy time.
     busy_ns: u64,
 }
 
@@ -58,14 +57,14 @@ impl Host {
         assert!(core.start(new).is_ok());
     }
 
-    /// A reactor's turn; what ended is started anew while `more`. False when nothing is left.
+    /// A reactor's turn; restarts ended reads while `more`. False when nothing is left.
     fn turn(&mut self, core: &mut Core, more: bool) -> bool {
         let begun = core.begin_turn();
         let mut busy = core.reap();
         if more && self.left == 0 {
             (0..self.depth as u16).for_each(|slot| self.start(core, slot));
         }
-        // As many as there are now: what ends at once is the next turn's.
+        // Reads that end at once belong to the next turn.
         for _ in 0..core.ended_count() {
             let Some(done) = core.next_done() else { break };
             assert_eq!(done.status, Status::SUCCESS);
@@ -148,7 +147,7 @@ fn a_queue_is_spread() {
         }
         elapsed = begun.elapsed().as_secs_f64();
         stop.store(true, Relaxed);
-        // It may still have given something to this one.
+        // The other may still have handed operations to this one.
         while !other.is_finished() {
             host.turn(&mut b.core, false);
         }
@@ -157,7 +156,7 @@ fn a_queue_is_spread() {
     let record = |at: usize| &b.core.region.reactors()[at];
     let there = record(1).carried_out.load(Relaxed);
     let here = record(0).carried_out.load(Relaxed);
-    // What was given back was done at home.
+    // Returned operations were done at home.
     assert!(there <= record(0).handed_over.load(Relaxed));
     assert!(here <= record(1).handed_over.load(Relaxed));
     assert_eq!((b.core.staging.out(), b.core.away.out), (0, 0));
