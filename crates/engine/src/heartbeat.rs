@@ -1,13 +1,11 @@
-//! The heartbeat shows other machines that this engine uses the pool's devices, and notices if one
-//! has taken them over.
+//! The heartbeat shows other machines that this engine uses the pool's devices, and notices a
+//! take-over by one.
 //!
-//! **Design.** A thread with its own ring reads each device's heartbeat block once a period, then
-//! writes it with a higher count. If the block has another holder, the pool was taken over: the
-//! process exits at once and writes nothing more. A hung device keeps its request and delays no
-//! other device. A stopped process (SIGSTOP, a paused VM) may have lost the pool. So the last check
-//! is valid only until the time in [`Pulse`]; after it, reactors submit nothing before the next
-//! check. **Not here:** the block's format ([`forebay_device::heartbeat`]), and taking a pool over
-//! (the daemon).
+//! **Design.** A thread with its own ring reads each device's block once a period, then writes a
+//! higher count. If the block has another holder, the process exits at once. A hung device delays
+//! no other. A stopped process (SIGSTOP, a paused VM) may have lost the pool, so a check is valid
+//! only until the time in [`Pulse`]; then reactors submit nothing before the next. **Not here:**
+//! the format ([`forebay_device::heartbeat`]), and taking a pool over (the daemon).
 
 use forebay_device::heartbeat::{
     Beat, HEARTBEAT_BYTES, HEARTBEAT_OFFSET_BYTES, Holder, PAUSE_MS, PERIOD_MS,
@@ -24,19 +22,18 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
-/// Exit status of an engine that lost its pool to another machine (EX_TEMPFAIL).
+/// The pool was lost to another machine (EX_TEMPFAIL).
 const LOST_THE_POOL: i32 = 75;
-/// Most devices of a pool.
 const DEVICES: usize = 256;
 const PERIOD_NS: u64 = PERIOD_MS * 1_000_000;
 const PAUSE_NS: u64 = PAUSE_MS * 1_000_000;
-/// How long a reactor waits for the check after a pause before the engine gives up.
+/// After this wait for a check, the engine gives up.
 const LOOK_LIMIT_NS: u64 = 10_000_000_000;
-/// Time limit for the first check of a new device.
+/// Limit of a new device's first check.
 const GRACE_NS: u64 = 100_000_000;
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
-/// A cheap clock, some milliseconds late.
+/// Some milliseconds late.
 fn coarse_ns() -> u64 {
     let t = clock_gettime(ClockId::MonotonicCoarse);
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
@@ -46,13 +43,13 @@ fn coarse_ns() -> u64 {
 #[derive(Debug)]
 pub struct Pulse {
     until_ns: AtomicU64,
-    /// When the heartbeat thread entered the submitting call; 0 outside it. On some file systems
-    /// (FUSE) that call waits for another request on the same file.
+    /// Entry into the submitting call, else 0. On some file systems (FUSE) it waits for another
+    /// request on the file.
     inside_ns: AtomicU64,
 }
 
 impl Default for Pulse {
-    /// Always valid: for devices without heartbeat.
+    /// For devices without heartbeat.
     fn default() -> Self {
         Self {
             until_ns: AtomicU64::new(u64::MAX),
@@ -62,8 +59,7 @@ impl Default for Pulse {
 }
 
 impl Pulse {
-    /// Returns at once while the last check is valid. Otherwise (after a pause of the process) it
-    /// waits for a new check.
+    /// Returns at once while the last check is valid, else waits for a new one.
     #[inline]
     pub fn check(&self) {
         if coarse_ns() > self.until_ns.load(Relaxed) {
@@ -71,8 +67,8 @@ impl Pulse {
         }
     }
 
-    /// Keeps the reactors going while a hung device blocks the heartbeat thread. After a pause of
-    /// the process, that thread first gets a period for its check. Never returns.
+    /// Keeps reactors going while a hung device blocks the heartbeat thread. After a pause, that
+    /// thread first gets a period for its check.
     fn bridge(&self) {
         let mut last = coarse_ns();
         loop {
@@ -102,7 +98,6 @@ impl Pulse {
 }
 
 enum Order {
-    /// The holder, and the devices that have a heartbeat.
     Hold(Holder, BTreeSet<DeviceIndex>),
     Device(DeviceIndex, Arc<Device>),
     Forget(DeviceIndex),
@@ -127,7 +122,7 @@ impl Heart {
             .name("heartbeat".into())
             .spawn(move || {
                 let options = RingOptions {
-                    // Each device has one request at a time.
+                    // One request per device.
                     entries: DEVICES as u32,
                     cq_entries: 2 * DEVICES as u32,
                     ..RingOptions::default()
@@ -154,8 +149,7 @@ impl Heart {
         let _ = self.orders.send(Order::Hold(holder, devices));
     }
 
-    /// A device was opened: reactors submit nothing before its check, or before [`GRACE_NS`] have
-    /// passed.
+    /// Reactors submit nothing before the new device's check, or [`GRACE_NS`].
     pub(crate) fn device(&self, index: DeviceIndex, device: Arc<Device>) {
         if self.held.contains(&index) {
             self.pulse.until_ns.store(0, Relaxed);
@@ -177,17 +171,15 @@ enum BeatStage {
 
 struct Patient {
     device: Arc<Device>,
-    /// Tells its requests from those of an earlier device with this index.
+    /// Differs from an earlier device's with this index.
     serial: u64,
     stage: BeatStage,
-    /// Its last check or write failed, and this was reported.
     failed: bool,
 }
 
 struct Beating {
     orders: mpsc::Receiver<Order>,
     ring: Ring,
-    /// A block for each device.
     room: StaticRegion,
     pulse: Arc<Pulse>,
     holder: Option<Holder>,
@@ -195,7 +187,6 @@ struct Beating {
     devices: BTreeMap<DeviceIndex, Patient>,
     serial: u64,
     count: u64,
-    /// Devices whose check of this period is in progress.
     looking: BTreeSet<DeviceIndex>,
     period_began_ns: u64,
 }
@@ -295,10 +286,10 @@ impl Beating {
         if self.holder.is_none() {
             return;
         }
-        // An added device begins no new period: first checks of others may be in progress.
+        // An added device begins no period: others' first checks may be in progress.
         if now.saturating_sub(self.period_began_ns) >= PERIOD_NS {
             if !self.looking.is_empty() && self.period_began_ns > 0 {
-                // The remaining devices hang; the others were checked when that period began.
+                // The rest hangs; the others were checked.
                 self.looked();
             }
             self.period_began_ns = now;
@@ -323,7 +314,7 @@ impl Beating {
         }
     }
 
-    /// Every device that answers had this holder at the start of the period.
+    /// All devices that answer had this holder at the period's start.
     fn looked(&self) {
         if !self.held.is_empty() {
             let until = self.period_began_ns + PAUSE_NS;
@@ -364,7 +355,6 @@ impl Beating {
         self.ring
             .for_each_completion(|completion| done.push(completion));
         for completion in done {
-            // The low byte is the index.
             let index = DeviceIndex(completion.user_data as u8);
             let here = self.devices.get(&index);
             let Some(patient) = here.filter(|one| one.serial == completion.user_data >> 8) else {
@@ -419,7 +409,7 @@ impl Beating {
         }
     }
 
-    /// Reads the block; does not return if it has another holder.
+    /// Does not return if the block has another holder.
     fn look(&self, index: DeviceIndex) -> Option<Beat> {
         let mut bytes = [0; HEARTBEAT_BYTES];
         let at = usize::from(index.0) * HEARTBEAT_BYTES;

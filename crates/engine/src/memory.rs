@@ -1,15 +1,10 @@
-//! The engine's memory: bytes that its successor may need, in a file that outlives the engine.
-//! Records in the state region refer to them: command data, unsent headers, received parts of PDUs.
+//! The engine's memory: bytes that its successor may need (command data, unsent headers, received
+//! parts of PDUs), in a file that outlives it.
 //!
-//! **Design.** One sparse memfd of fixed layout is mapped once. It is never unmapped, because the
-//! kernel may move data of commands in flight after a reactor is gone. Its parts are owned values:
-//! one [`ReactorMemory`] for each reactor, [`HeaderList`] and [`Keep`] on demand, and [`Inherited`]
-//! for buffers that a successor fills before its reactors start. A successor has new memory and
-//! copies what it needs from the old file ([`OldMemory`]), which it never maps. So late kernel
-//! accesses for a dead engine touch unused pages.
-//!
-//! **Not here:** the division of staging memory ([`crate::core::staging`]), and the meaning of the
-//! bytes.
+//! **Design.** One sparse memfd of fixed layout, mapped once and never unmapped: the kernel may
+//! move data of commands after a reactor is gone. Its parts are owned values. A successor copies
+//! from the old file ([`OldMemory`]) and never maps it, so late kernel accesses touch unused pages.
+//! **Not here:** the division of staging memory ([`crate::core::staging`]).
 
 #![allow(unsafe_code)]
 
@@ -36,28 +31,24 @@ const LISTS_AT: usize = 0;
 const KEEPS_AT: usize = LISTS_AT + MAX_LISTS * HEADER_BYTES;
 const REACTORS_AT: usize = KEEPS_AT + MAX_QUEUES * 2 * KEEP_BYTES;
 const INHERITED_AT: usize = REACTORS_AT + MAX_REACTORS * REACTOR_BYTES;
-/// Room for inherited buffers: as much as all reactors can have in use.
+/// As much as all reactors can have in use.
 const INHERITED_BYTES: usize = MAX_REACTORS * STAGING_BYTES;
-/// Read-only zeros: the data of every answer that consists of zeros.
 const ZEROS_AT: usize = INHERITED_AT + INHERITED_BYTES;
 const ZEROS_BYTES: usize = MAX_TRANSFER_BYTES as usize;
-/// Bytes of the sparse file, all of which is mapped.
+/// Size of the sparse file.
 pub const MEMORY_BYTES: usize = ZEROS_AT + ZEROS_BYTES;
 // The range that a buffer reference can name.
 const _: () = assert!(MEMORY_BYTES as u64 <= 1 << 36 && REACTOR_BYTES.is_multiple_of(PAGE_BYTES));
 
-/// Offset of a list's headers in the file.
 pub(crate) fn headers_at(list: u16) -> u64 {
     (LISTS_AT + usize::from(list) * HEADER_BYTES) as u64
 }
 
-/// Offset of a buffer of a [`Keep`] in the file; `None` if there is no such keep.
 pub(crate) fn keep_at(keep: u32, which: u8) -> Option<u64> {
     let buffer = (keep as usize) * 2 + usize::from(which & 1);
     ((keep as usize) < MAX_QUEUES).then_some((KEEPS_AT + buffer * KEEP_BYTES) as u64)
 }
 
-/// Offset of a reactor's receive buffer in the file; `None` for a number out of range.
 pub(crate) fn receive_buffer_at(reactor: usize) -> Option<u64> {
     (reactor < MAX_REACTORS).then_some((REACTORS_AT + reactor * REACTOR_BYTES) as u64)
 }
@@ -67,7 +58,6 @@ pub(crate) fn receive_buffer_at(reactor: usize) -> Option<u64> {
 pub struct Memory {
     base: NonNull<u8>,
     file: OwnedFd,
-    /// Bit by reactor: its part is given out.
     reactors: AtomicU64,
     lists: Mutex<Vec<u16>>,
     keeps: Mutex<Vec<u32>>,
@@ -81,7 +71,7 @@ unsafe impl Send for Memory {}
 unsafe impl Sync for Memory {}
 
 impl Memory {
-    /// Creates the memory, which stays until the process ends.
+    /// Creates the memory, which is never freed.
     ///
     /// # Errors
     /// Those of the system.
@@ -113,14 +103,13 @@ impl Memory {
             base,
             file,
             reactors: AtomicU64::new(0),
-            // The lowest number is given out first; later the one that was returned last.
             lists: Mutex::new((0..MAX_LISTS as u16).rev().collect()),
             keeps: Mutex::new((0..MAX_QUEUES as u32).rev().collect()),
             inherited: AtomicUsize::new(0),
         })))
     }
 
-    /// The file, to pass it on.
+    /// The file.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
@@ -131,7 +120,7 @@ impl Memory {
         unsafe { self.base.add(at) }
     }
 
-    /// A reactor's part; `None` if it was given out before, or for a number out of range.
+    /// A reactor's part; `None` if taken or out of range.
     pub fn reactor(&'static self, reactor: usize) -> Option<ReactorMemory> {
         let bit = (reactor < MAX_REACTORS).then(|| 1u64 << reactor)?;
         if self.reactors.fetch_or(bit, AcqRel) & bit != 0 {
@@ -151,7 +140,7 @@ impl Memory {
         })
     }
 
-    /// Room for a list's headers; there are as many lists as queues.
+    /// There are as many lists as queues.
     pub(crate) fn take_list(&'static self) -> Option<HeaderList> {
         let index = lock(&self.lists).pop()?;
         let bytes = self.part(headers_at(index) as usize);
@@ -162,7 +151,7 @@ impl Memory {
         })
     }
 
-    /// A pair of buffers for kept bytes; there are as many as queues.
+    /// There are as many keeps as queues.
     pub(crate) fn take_keep(&'static self) -> Option<Keep> {
         let index = lock(&self.keeps).pop()?;
         let bytes = self.part(keep_at(index, 0)? as usize);
@@ -174,7 +163,6 @@ impl Memory {
         })
     }
 
-    /// Room for `len_bytes` of inherited data; `None` if it is full.
     pub(crate) fn inherit(&'static self, len_bytes: u32) -> Option<Inherited> {
         let room = (len_bytes as usize).next_multiple_of(PAGE_BYTES);
         let taken = self
@@ -203,7 +191,7 @@ pub(crate) unsafe fn remove(base: NonNull<u8>, bytes: usize) {
     let _ = unsafe { rustix::mm::madvise(base.as_ptr().cast(), bytes, Advice::LinuxRemove) };
 }
 
-/// A reactor's part of the memory, for the life of the process.
+/// A reactor's part.
 #[derive(Debug)]
 pub struct ReactorMemory {
     pub(crate) receive: ReceiveBuffer,
@@ -215,33 +203,27 @@ pub struct ReactorMemory {
 #[derive(Debug)]
 pub struct StagingMemory {
     pub(crate) base: NonNull<u8>,
-    /// Offset in the file.
     pub(crate) offset_bytes: u64,
-    /// The shared zeros.
     pub(crate) zeros: Zeros,
 }
 
 // SAFETY: it owns its bytes, and the zeros are read-only.
 unsafe impl Send for StagingMemory {}
 
-/// [`MAX_TRANSFER_BYTES`] of zeros, mapped read-only.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Zeros {
     pub ptr: NonNull<u8>,
-    /// Offset in the file.
     pub offset_bytes: u64,
 }
 
-/// Room for a buffer in a part of the file that is never reused.
+/// Never reused.
 #[derive(Debug)]
 pub(crate) struct Inherited {
     pub ptr: NonNull<u8>,
-    /// Offset in the file.
     pub offset_bytes: u64,
 }
 
-/// A reactor's receive buffer. Bytes are received at `RECEIVE_AT`; the room before it takes kept
-/// bytes.
+/// Bytes are received at `RECEIVE_AT`; the room before it takes kept bytes.
 #[derive(Debug)]
 pub(crate) struct ReceiveBuffer(NonNull<u8>);
 
@@ -265,7 +247,7 @@ impl std::ops::DerefMut for ReceiveBuffer {
     }
 }
 
-/// The header bytes of a list of transmit items; returned on drop.
+/// Header bytes of transmit items; returned on drop.
 #[derive(Debug)]
 pub(crate) struct HeaderList {
     index: u16,
@@ -301,12 +283,11 @@ impl Drop for HeaderList {
     }
 }
 
-/// Two buffers, used in turn, for bytes that were received and not consumed; returned on drop.
+/// Two buffers, used in turn, for received bytes not yet consumed; returned on drop.
 #[derive(Debug)]
 pub(crate) struct Keep {
     index: u32,
     bytes: NonNull<u8>,
-    /// Most bytes that one buffer held.
     most: usize,
     memory: &'static Memory,
 }
@@ -328,7 +309,6 @@ impl Keep {
         unsafe { self.bytes.add(at).cast().as_ref() }
     }
 
-    /// Fills the start of a buffer.
     pub(crate) fn put(&mut self, which: u8, bytes: &[u8]) {
         let at = usize::from(which & 1) * KEEP_BYTES;
         self.most = self.most.max(bytes.len());
@@ -379,10 +359,6 @@ impl Drop for Keep {
 pub(crate) struct OldMemory(OwnedFd);
 
 impl OldMemory {
-    /// Adopts the file of a dead engine.
-    ///
-    /// # Errors
-    /// The file has another length.
     pub(crate) fn adopt(file: OwnedFd) -> io::Result<Self> {
         let len = rustix::fs::fstat(&file)?.st_size;
         if len != MEMORY_BYTES as i64 {
@@ -393,10 +369,6 @@ impl OldMemory {
         Ok(Self(file))
     }
 
-    /// Fills `out` with the bytes at `offset_bytes`.
-    ///
-    /// # Errors
-    /// Those of the file, or the file ends before.
     pub(crate) fn read(&self, offset_bytes: u64, out: &mut [u8]) -> io::Result<()> {
         let mut have = 0;
         while let Some(room) = out.get_mut(have..).filter(|room| !room.is_empty()) {

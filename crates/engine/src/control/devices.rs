@@ -1,16 +1,12 @@
 //! Opening and fencing devices.
 //!
-//! **Design.** A helper thread opens each device, so that a hung device blocks nothing else. The
-//! engine takes its generation's lock on the descriptor that it uses for I/O, before its first
-//! request. Then the helper waits until all earlier generations' locks are released: the fence
-//! (`shared/design.md`). Without the dead engine's state, a device is served only after its fence.
-//! After a take-over, devices that the dead engine served are served at once
-//! ([`Control::serve_devices`]). Then only recovered and overlapping commands wait for
-//! [`Post::Fenced`]. If the fence of such a device fails, it stays, because reactors use it; the
-//! daemon may retry.
-//!
-//! One device under two names is refused, because no lock would separate them. **Not here:** the
-//! locks themselves (the device crate).
+//! **Design.** A helper thread opens each device, so that a hung one blocks nothing. It takes this
+//! generation's lock on the descriptor for I/O before the first request, then waits until all
+//! earlier generations' locks are released: the fence (`shared/design.md`). After a take-over,
+//! devices that the dead engine served are served before it ([`Control::serve_devices`]), and only
+//! recovered and overlapping commands wait. If the fence then fails, the device stays, since
+//! reactors use it; the daemon may retry. One device under two names is refused, as no lock would
+//! separate them. **Not here:** the locks (the device crate).
 
 use super::Control;
 use crate::bell::ring_bell;
@@ -26,29 +22,26 @@ use std::sync::atomic::Ordering::Release;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
-/// Time limit for the helper's wait. The daemon reports the cause of the wait.
+/// The daemon reports the cause of the wait.
 const FENCE_LIMIT: Duration = Duration::from_secs(3600);
 
-/// From a helper thread.
 enum News {
-    /// The device is open, and this engine's lock taken.
+    /// With this engine's lock.
     Opened(DeviceIndex, Arc<Device>),
-    /// Opening failed and left nothing behind.
+    /// Nothing is left open.
     NotOpened(DeviceIndex, String),
-    /// The device's fence has passed.
+    /// Its fence has passed.
     Ready(DeviceIndex),
-    /// The device cannot be used.
     Failed(DeviceIndex, String),
 }
 
-/// A device that a helper is opening.
 struct Opening {
     config: DeviceConfig,
-    /// Requests to answer; none of an earlier daemon's.
+    /// None of an earlier daemon's.
     requests: Vec<u64>,
 }
 
-/// Identity and name of each device that is open or nearly so.
+/// Devices that are open, or nearly so.
 type Identities = Arc<Mutex<BTreeMap<DeviceIndex, (Identity, String)>>>;
 
 fn lock(identities: &Identities) -> MutexGuard<'_, BTreeMap<DeviceIndex, (Identity, String)>> {
@@ -98,9 +91,8 @@ fn wait(index: DeviceIndex, device: &Device, generation: u64, tell: impl Fn(News
 
 pub(super) struct KnownDevice {
     pub served: ServedDevice,
-    /// The reactors have it.
     posted: bool,
-    /// A helper waits for its fence.
+    /// For its fence.
     waiting: bool,
     pub fenced: bool,
 }
@@ -109,12 +101,10 @@ pub(super) struct Devices {
     generation: u64,
     pub known: BTreeMap<DeviceIndex, KnownDevice>,
     opening: BTreeMap<DeviceIndex, Opening>,
-    /// Devices of `opening` that are served before their fence.
+    /// To be served before their fence.
     early: BTreeSet<DeviceIndex>,
-    /// Devices that the reactors were told to expect.
     expected: BTreeSet<DeviceIndex>,
     identities: Identities,
-    /// From helper threads, which ring the bell.
     news: mpsc::Receiver<News>,
     sender: mpsc::Sender<News>,
     bell: Arc<OwnedFd>,
@@ -136,14 +126,13 @@ impl Devices {
         }
     }
 
-    /// Waits for a device's fence on a helper thread.
     fn wait_for(&self, index: DeviceIndex, device: Arc<Device>) {
         let generation = self.generation;
         let work = move |tell: &dyn Fn(News)| wait(index, &device, generation, tell);
         self.help(index, work, News::Failed);
     }
 
-    /// Opens it on a helper thread: a device may hang at the first access.
+    /// A device may hang at the first access.
     fn open_and_wait(&self, config: DeviceConfig) {
         let (index, generation) = (config.device, self.generation);
         let identities = self.identities.clone();
@@ -157,7 +146,6 @@ impl Devices {
         self.help(index, work, News::NotOpened);
     }
 
-    /// Runs work that may hang on its own thread.
     fn help(
         &self,
         index: DeviceIndex,
@@ -181,14 +169,12 @@ impl Devices {
         }
     }
 
-    /// The requests' daemon is gone.
     pub(super) fn forget_requests(&mut self) {
         for opening in self.opening.values_mut() {
             opening.requests.clear();
         }
     }
 
-    /// Known devices that a dead engine served.
     fn were_served(&self, served: &[u64]) -> Vec<DeviceIndex> {
         let opening = self.opening.values().map(|opening| &opening.config);
         let known = self.known.values().map(|known| &*known.served.config);
@@ -240,9 +226,9 @@ impl Control {
         }
     }
 
-    /// Serves a dead engine's devices, by their marks, before their fence, as soon as they are
-    /// open. Call it before any reactor gets recovered commands. If the dead engine still waited
-    /// for a device's fence, this one waits too: operations older than both are not recorded.
+    /// Serves a dead engine's devices, by their marks, before their fence. Call it before any
+    /// reactor gets recovered commands. Devices whose fence the dead engine awaited itself must
+    /// wait again: older operations are not recorded.
     pub(super) fn serve_devices(&mut self, served: &[u64]) {
         for index in self.devices.were_served(served) {
             if self.devices.opening.contains_key(&index) {
@@ -255,8 +241,7 @@ impl Control {
         }
     }
 
-    /// Like [`Self::serve_devices`] when nothing may be served before its fence: recovered commands
-    /// wait for the fences all the same.
+    /// For a take-over after the fence: recovered commands still wait for these devices.
     pub(super) fn expect_devices(&mut self, served: &[u64]) {
         for index in self.devices.were_served(served) {
             self.devices.expected.insert(index);
@@ -270,7 +255,6 @@ impl Control {
         {
             let served = known.served.clone();
             let mark = device_mark(&served.config.uuid);
-            // From here on, operations of this engine may be there.
             self.region.devices()[usize::from(index.0)]
                 .served
                 .store(mark, Release);
@@ -307,7 +291,7 @@ impl Control {
     fn not_opened(&mut self, index: DeviceIndex, error: &str) {
         self.devices.early.remove(&index);
         if self.devices.expected.remove(&index) {
-            // It is served after its fence, if ever.
+            // Served after its fence, if ever.
             self.post_all(|| Post::Expect(index, false));
         }
         let opening = self.devices.opening.remove(&index);
@@ -332,7 +316,7 @@ impl Control {
                     self.say(&FromEngine::DeviceReady { device: index });
                 }
                 News::Failed(index, error) => {
-                    // Forgotten, so that the daemon may ask again.
+                    // The daemon may ask again.
                     if let Some(known) = self.devices.known.get_mut(&index) {
                         known.waiting = false;
                         if !known.posted {

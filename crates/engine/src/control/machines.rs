@@ -1,14 +1,10 @@
-//! The control thread's view of VM sockets: listeners and clients.
+//! VM sockets of the control thread: listeners and clients.
 //!
-//! **Design.** The daemon makes one listening socket for each VM's export. A client that connects
-//! while another is served is closed at once. If the other has already hung up, the new one is not
-//! accepted until that is cleaned up; meanwhile it waits in the kernel, which outlives this engine.
-//! The daemon (also a new one) gets copies of each client's socket, state file and deposited
-//! descriptors. Its acknowledgement goes to the reactor, which uses no descriptor that the daemon
-//! does not hold.
-//!
-//! A successor gathers a dead engine's clients and hands each to its export's reactor. **Not
-//! here:** the clients' messages ([`crate::frontend::vm`]).
+//! **Design.** Each VM's export has a listening socket from the daemon and one client. A second
+//! client is closed at once, unless the first has hung up: then it waits in the kernel. The daemon
+//! gets copies of each client's socket, state file and deposited descriptors, and the reactor uses
+//! no descriptor before the daemon's acknowledgement. A successor hands a dead engine's clients to
+//! their reactors. **Not here:** their messages ([`crate::frontend::vm`]).
 
 use super::Control;
 use crate::core::CarriedSpan;
@@ -33,16 +29,15 @@ use std::time::{Duration, Instant};
 
 pub(super) const KEY_BYTE: u64 = 0xC3;
 
-/// Clients accepted for one event, so that the control thread gets to its other work.
+/// So that the control thread gets to its other work.
 const ACCEPT_BATCH: usize = 4;
 
-/// Shortest time between reports of clients turned away.
+/// Interval of reports of clients turned away.
 const TOLD_EVERY: Duration = Duration::from_secs(60);
 
 struct Listener {
     fd: OwnedFd,
-    /// Not polled until the next tick or the cleanup: descriptors ran out, or the previous client
-    /// is not cleaned up.
+    /// Not polled: descriptors ran out, or the previous client is not cleaned up.
     muted: bool,
 }
 
@@ -58,7 +53,6 @@ struct VmListener {
     turned_away: TurnedAway,
 }
 
-/// Clients that came while another was served.
 #[derive(Default)]
 struct TurnedAway {
     told: Option<Instant>,
@@ -67,8 +61,8 @@ struct TurnedAway {
 }
 
 impl TurnedAway {
-    /// Counts one; returns the number to report if a report is due. A monitor that reconnects would
-    /// otherwise cause one each second.
+    /// Returns the number to report if due. A monitor that reconnects would cause a report each
+    /// second.
     fn add(&mut self, now: Instant) -> Option<u32> {
         self.count = self.count.saturating_add(1);
         let is_due = self.told.is_none_or(|told| now - told >= TOLD_EVERY);
@@ -92,7 +86,6 @@ pub(super) struct Gathered {
 pub(super) struct VmListeners {
     listeners: BTreeMap<ExportId, Listener>,
     clients: BTreeMap<u64, VmListener>,
-    /// Closes descriptors whose close may take long.
     closer: Closer,
 }
 
@@ -163,7 +156,6 @@ impl Control {
         if before.is_some_and(|before| inode(before) == inode(&fd)) {
             return Ok(());
         }
-        // The old socket's path is gone.
         self.remove_machine_listener(export);
         rustix::io::ioctl_fionbio(&fd, true).map_err(|e| format!("listening: {e}"))?;
         epoll::add(&*self.epoll, &fd, key(export), epoll::EventFlags::IN)
@@ -211,7 +203,7 @@ impl Control {
         }
     }
 
-    /// Accepts again where descriptors had run out.
+    /// Descriptors may be free again.
     pub(super) fn tick_machines(&mut self) {
         for (export, listener) in &mut self.machines.listeners {
             listener.listen(&self.epoll, *export);
@@ -224,7 +216,6 @@ impl Control {
 
     fn admit_machine(&mut self, export: ExportId, fd: OwnedFd) {
         if let Some(known) = self.machines.of_mut(export) {
-            // Only one at a time; the other's socket is closed.
             let told = known.turned_away.add(Instant::now());
             self.machines.closer.close_suspect(fd);
             if let Some(count) = told {
@@ -269,7 +260,6 @@ impl Control {
         self.mailboxes[reactor].post(Post::Frontend(Box::new(VmMessage::Client(Box::new(new)))));
     }
 
-    /// Reports to the operator why a VM was refused.
     pub(super) fn machine_refused(&mut self, export: ExportId, why: String, count: u32) {
         self.say(&FromEngine::HostRefused {
             host: String::new(),
@@ -279,7 +269,6 @@ impl Control {
         });
     }
 
-    /// A client has sent descriptors.
     pub(super) fn machine_deposits(&mut self, socket: u64, deposits: Vec<Deposit>) {
         let Some(known) = self.machines.clients.get_mut(&socket) else {
             return;
@@ -294,7 +283,7 @@ impl Control {
         }
     }
 
-    /// The daemon has acknowledged deposits.
+    /// Acknowledged by the daemon.
     pub(super) fn machine_deposited(&mut self, socket: u64, last: u32, kept: bool) {
         let known = self.machines.clients.get(&socket);
         if let Some((_, reactor)) = known.and_then(|known| self.lanes.of_machine(known.export)) {
@@ -304,7 +293,6 @@ impl Control {
         }
     }
 
-    /// Deposits of a client are out of use.
     pub(super) fn machine_withdrawn(&mut self, socket: u64, numbers: Vec<u32>) {
         if let Some(known) = self.machines.clients.get_mut(&socket) {
             let fds = numbers.iter().filter_map(|n| known.deposits.remove(n));
@@ -313,7 +301,7 @@ impl Control {
         self.say(&FromEngine::Withdrawn { socket, numbers });
     }
 
-    /// A client is cleaned up: the next one may connect.
+    /// The next client may connect.
     pub(super) fn machine_left(&mut self, socket: u64, export: ExportId, why: Closing) {
         if let Some(known) = self.machines.clients.remove(&socket) {
             self.machines.closer.close(known.file);
@@ -328,7 +316,6 @@ impl Control {
         }
     }
 
-    /// Reports all clients to a new daemon.
     pub(super) fn say_machines(&mut self) {
         let clients: Vec<_> = (self.machines.clients.iter())
             .map(|(socket, known)| {
@@ -374,7 +361,6 @@ impl Control {
 }
 
 impl Gathered {
-    /// A client, with or without its socket and state file.
     pub(super) fn new(socket: u64, export: ExportId, descriptors: Vec<OwnedFd>) -> Self {
         let fds: Option<[OwnedFd; 2]> = descriptors.try_into().ok();
         Self {
@@ -395,11 +381,11 @@ impl Gathered {
 
 #[derive(Debug, Default)]
 pub(super) struct Converted {
-    /// Clients that do not continue, reported after `Resume`.
+    /// Reported after `Resume`.
     pub closed: Vec<(u64, ExportId, Option<OwnedFd>, Closing)>,
 }
 
-/// Decides which clients continue, without side effects, and adds them to their reactors' parts.
+/// Without side effects.
 pub(super) fn convert(
     gathered: Vec<Gathered>,
     lanes: &ServedLanes,
@@ -448,7 +434,7 @@ pub(super) fn convert(
                 blamed: blamed_of(blamed, export),
             }),
             (fd, adopted) => {
-                // Its operations at devices are unknown, so all commands of its volume wait.
+                // Unknown operations may be at devices: the whole volume waits.
                 part.carried.push(CarriedSpan {
                     volume: lane.volume.id(),
                     bytes: 0..u64::MAX,
@@ -468,7 +454,7 @@ impl Control {
     pub(super) fn close_machines(&mut self, converted: Converted) {
         for (socket, export, fd, why) in converted.closed {
             if let Some(fd) = fd {
-                // The daemon holds it too, so a close alone would not reach the client.
+                // The daemon holds it too.
                 let _ = rustix::net::shutdown(&fd, Shutdown::Both);
                 self.machines.closer.close_suspect(fd);
             }

@@ -1,12 +1,9 @@
 //! The core of a reactor: commands from any frontend, through translation, to devices and back.
 //!
-//! **Design.** All state belongs to the reactor and has a fixed size. A command goes: start ->
+//! **Design.** All state is the reactor's own and of fixed size. A command goes: start ->
 //! [`dispatch`] (translate, slice, submit) -> slices end -> flush and commit if needed ([`flush`])
-//! -> [`Core::next_ended`]. A fault parks it until the owner's answer comes by mailbox. Work once a
-//! turn is in [`turn`]; the internal lane's jobs ([`jobs`]) use the same ring.
-//!
-//! **Not here:** sockets and protocols ([`crate::frontend::nvme_tcp`]), the loop itself
-//! ([`crate::reactor`]).
+//! -> [`Core::next_ended`]. A fault parks it until the owner answers. **Not here:** protocols
+//! ([`crate::frontend::nvme_tcp`]), the loop ([`crate::reactor`]).
 
 mod admission;
 mod dispatch;
@@ -61,9 +58,9 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// The state of one reactor's core.
+/// A reactor's core.
 pub struct Core {
-    /// Memory between network and device.
+    /// Staging buffers.
     pub staging: Staging,
     /// The state region.
     pub region: Arc<Region>,
@@ -79,9 +76,7 @@ pub struct Core {
     pub(crate) slices: Slices,
     settles: Settles,
     pub(crate) qos: Qos,
-    /// Offloaded and remote operations.
     pub(crate) away: Away,
-    /// Operations of a dead engine or closed connection that may still be at devices.
     pub(crate) carried: Carried,
     flusher: Flusher,
     fused: Fused,
@@ -93,7 +88,7 @@ pub struct Core {
 }
 
 impl Core {
-    /// A core without lanes or devices, on the thread that will use it.
+    /// Call it on the thread that will use it.
     pub fn new(reactor: usize, region: Arc<Region>, staging: Staging, ring: Ring) -> Self {
         let records = Records::new(&region, reactor);
         Self {
@@ -121,21 +116,20 @@ impl Core {
         }
     }
 
-    /// CLOCK_MONOTONIC at the start of this turn, or when its commands began to end.
+    /// Time of this turn, or when its commands began to end.
     #[inline]
     pub fn now_ns(&self) -> u64 {
         self.clock.now_ns
     }
 
-    /// Whether [`Core::start`] has room for another command of this lane. A lane never gets more
-    /// commands or staging buffers than it leaves to all others. So a lane with few commands
-    /// proceeds even when others hang.
+    /// Whether [`Core::start`] has room for this lane. A lane never gets more commands or buffers
+    /// than it leaves to others, so lanes with few proceed even when others hang.
     #[inline]
     pub fn may_start(&self, lane: LaneIndex) -> bool {
         self.has_room(lane) && self.qos.may_hold(lane)
     }
 
-    /// Whether there is room for a command of this lane, regardless of its budget.
+    /// The same without the lane's budget.
     #[inline]
     pub fn has_room(&self, lane: LaneIndex) -> bool {
         let left = self.slab.left().min(self.staging.left());
@@ -151,10 +145,10 @@ impl Core {
         self.records.reactor
     }
 
-    /// Begins a command. It comes back once, through [`Core::next_ended`].
+    /// Begins a command, which comes back once, through [`Core::next_ended`].
     ///
     /// # Errors
-    /// The command itself, if there is no room for it now.
+    /// The command, if there is no room now.
     pub fn start(&mut self, new: NewIo) -> Result<(), NewIo> {
         if !self.may_start(new.lane) {
             return Err(new);
@@ -169,8 +163,7 @@ impl Core {
         Ok(())
     }
 
-    /// Begins a command in a free place of the slab, after which it cannot be refused. `pieces`:
-    /// entries of its list.
+    /// After this it cannot be refused.
     #[inline]
     fn begin(&mut self, new: NewIo, index: u32, pieces: u8) {
         let token = Token::take(index);
@@ -197,7 +190,7 @@ impl Core {
                     .in_flight
                     .store(u64::from(lane.in_flight), Relaxed);
                 let io = &mut self.slab[token.index()];
-                // The dead engine may have begun some of them.
+                // Some may be recovered.
                 let may_begin = match self.carried.any() {
                     true => self.qos.admit_carried(io, &self.carried),
                     false => self.qos.admit_op(new.lane, &new.op),
@@ -211,7 +204,7 @@ impl Core {
                 self.begin_admitted(token);
             }
             _ => {
-                // The export was removed meanwhile; nothing was counted.
+                // The export was removed; nothing was counted.
                 io.stage = Stage::Free;
                 let new = NewIo {
                     buffer: io.buffer.take(),
@@ -224,7 +217,6 @@ impl Core {
         }
     }
 
-    /// Ends a command that never began.
     #[cold]
     fn refuse(&mut self, new: NewIo, status: Status) {
         let done = DoneIo {
@@ -239,7 +231,6 @@ impl Core {
         self.carried.refused(new.record);
     }
 
-    /// Begins a command that has been charged.
     #[inline]
     fn begin_admitted(&mut self, token: Token) {
         if self.carried.any() {
@@ -259,7 +250,7 @@ impl Core {
         !self.ended.is_empty_for(frontend)
     }
 
-    /// Returns a command to its frontend; a VM's without the core's buffer.
+    /// A VM's buffer is the core's.
     #[inline]
     fn give_back(&mut self, mut done: DoneIo, record: CommandRef) {
         if record.is_machine()
@@ -318,7 +309,7 @@ impl Core {
         }
     }
 
-    /// Records the command to blame if this reactor dies from here on; `None`: no tenant's.
+    /// Whom to blame if this reactor dies from here on; `None`: no tenant.
     #[inline]
     pub(crate) fn blame(&self, io: Option<u32>) {
         if RECORDS {
@@ -341,8 +332,7 @@ impl Core {
         }
     }
 
-    /// Removes a lane once its commands have ended, then tells the control thread. Commands that
-    /// are not at a device end now.
+    /// Removes a lane once its commands have ended. Commands not at a device end now.
     pub fn remove_lane(&mut self, index: LaneIndex) {
         if let Some(lane) = self.lanes.get_mut(index) {
             lane.removed = true;
@@ -351,13 +341,13 @@ impl Core {
                 self.qos.detach(index, &self.slab);
                 self.upcalls.push_back(Upcall::LaneGone { lane: index });
             } else {
-                // They end as if they had timed out.
+                // As if timed out.
                 self.end_waiting(Status::COMMAND_INTERRUPTED, |_, _, of| of == index);
             }
         }
     }
 
-    /// Serves a device from now on; see also [`Core::fenced`].
+    /// Serves a device; see also [`Core::fenced`].
     pub fn set_device(&mut self, served: ServedDevice) {
         let device = served.config.device;
         self.devices.set(served);
@@ -371,7 +361,7 @@ impl Core {
         self.slab.busy()
     }
 
-    /// Whether commands wait for the daemon: a sleeping reactor must wake to time them out.
+    /// Whether commands wait for the daemon, with a time limit.
     pub fn has_waiting(&self) -> bool {
         !self.waits.is_empty() || !self.parked.is_empty() || self.flusher.is_busy()
     }

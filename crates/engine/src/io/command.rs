@@ -1,8 +1,8 @@
 //! A command in the core, from the frontend's request to its one completion.
 //!
 //! **Design.** Commands live in a fixed slab. Code that works on one holds its [`Token`], which
-//! must go into a list, into flight, or to the command's end. Dropping it aborts a test. **Not
-//! here:** the work itself ([`crate::core`]).
+//! must go into a list, into flight, or to the command's end; dropping it panics. **Not here:** the
+//! work itself ([`crate::core`]).
 
 use crate::io::parked::NONE;
 use crate::io::staging::StagingBuffer;
@@ -32,47 +32,47 @@ pub struct FrontendIndex(pub u8);
 impl FrontendIndex {
     const SHIFT: u32 = 56;
 
-    /// The epoll key of a watched object; the frontend's own number for it has 56 bits.
+    /// The epoll key of a watched object, whose number has 56 bits.
     pub const fn key(self, number: u64) -> u64 {
         (self.0 as u64) << Self::SHIFT | number & ((1 << Self::SHIFT) - 1)
     }
 
-    /// Whether this is an epoll key of the frontend.
+    /// Whether the key is the frontend's.
     pub const fn has_key(self, key: u64) -> bool {
         key >> Self::SHIFT == self.0 as u64
     }
 }
 
-/// The command's record in the state region, or the identity of a VM's command.
+/// A command's record in the state region, or a VM command's identity.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CommandRef(u32);
 
 impl CommandRef {
-    /// A VM's command, by lane and the frontend's number. Its record is in the VM's state file.
+    /// A VM's command; its record is in the VM's state file.
     #[inline]
     pub const fn machine(lane: u32, slot: u16) -> Self {
         Self(Blame::machine(lane, slot) as u32)
     }
 
-    /// Whether it is a VM's command, which has no place among the queues' commands.
+    /// Whether it is a VM's command.
     #[inline]
     pub const fn is_machine(self) -> bool {
         Blame::machine_of_word(self.0 as u64).is_some()
     }
 
-    /// A command, by its queue's slot and its own.
+    /// A queue's command.
     #[inline]
     pub const fn new(queue: u32, slot: u16) -> Self {
         Self(Blame::command(queue, slot) as u32)
     }
 
-    /// Place among the commands of all queues; meaningless for a VM's command.
+    /// Place among all queues' commands; meaningless for a VM's.
     #[inline]
     pub const fn place(self) -> usize {
         self.0 as usize % (MAX_QUEUES * MAX_QUEUE_ENTRIES)
     }
 
-    /// Queue slot; none for a VM's command.
+    /// Queue slot, unless a VM's.
     #[inline]
     pub const fn queue(self) -> Option<u32> {
         match self.is_machine() {
@@ -89,72 +89,71 @@ impl CommandRef {
         }
     }
 
-    /// Word that blames this command if the reactor dies while it works on it.
+    /// The word to blame it by.
     #[inline]
     pub const fn blame(self) -> u64 {
         self.0 as u64
     }
 }
 
-/// Operation, in bytes of the volume. Ranges are checked against its size.
+/// Operation; ranges are checked against the volume's size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IoOp {
     /// Reads into the buffer.
     Read {
-        /// Start on the volume.
+        /// Start.
         offset_bytes: u64,
         /// Length.
         len_bytes: u32,
     },
     /// Writes from the buffer.
     Write {
-        /// Start on the volume.
+        /// Start.
         offset_bytes: u64,
         /// Length.
         len_bytes: u32,
-        /// Force unit access: durable before it ends.
+        /// Force unit access.
         fua: bool,
     },
     /// Compares with the buffer.
     Compare {
-        /// Start on the volume.
+        /// Start.
         offset_bytes: u64,
         /// Length.
         len_bytes: u32,
     },
     /// Writes one block if the old data is as expected ([`crate::core::Core::start_comparing`]). It
-    /// ends as the Write that it becomes, or with Compare Failure.
+    /// ends as Write, or with Compare Failure.
     CompareAndWrite {
-        /// Start on the volume.
+        /// Start.
         offset_bytes: u64,
         /// Length.
         len_bytes: u32,
-        /// Force unit access: durable before it ends.
+        /// Force unit access.
         fua: bool,
     },
     /// Makes all completed writes durable.
     Flush,
     /// Writes zeros.
     WriteZeroes {
-        /// Start on the volume.
+        /// Start.
         offset_bytes: u64,
         /// Length.
         len_bytes: u64,
         /// Whether the space may be freed.
         deallocate: bool,
-        /// Force unit access: durable before it ends.
+        /// Force unit access.
         fua: bool,
     },
-    /// Frees space. The buffer holds NVMe Dataset Management ranges of 16 bytes.
+    /// Frees space; the buffer holds NVMe ranges of 16 bytes.
     Deallocate {
-        /// Number of ranges.
+        /// Their number.
         ranges: u16,
     },
 }
 
 impl IoOp {
-    /// Whether a VM with this access may do it. A flush may be the first half of a read
-    /// (`core::Core::keeps_machines_from_writing`).
+    /// A flush may be the first half of a read (`core::Core::keeps_machines_from_writing`).
     pub(crate) fn is_let_by(&self, access: &Access) -> bool {
         match self {
             Self::Read { .. } | Self::Compare { .. } => access.read,
@@ -163,7 +162,7 @@ impl IoOp {
         }
     }
 
-    /// Kind of operation in the statistics.
+    /// Kind in the statistics.
     #[inline]
     pub fn kind(&self) -> OpKind {
         match self {
@@ -174,7 +173,6 @@ impl IoOp {
         }
     }
 
-    /// Start on the volume; 0 if it has none.
     pub(crate) fn offset_bytes(&self) -> u64 {
         match *self {
             Self::Read { offset_bytes, .. }
@@ -186,7 +184,6 @@ impl IoOp {
         }
     }
 
-    /// Length in bytes; 0 if the operation alone does not tell.
     pub(crate) fn len_bytes(&self) -> u64 {
         match *self {
             Self::Read { len_bytes, .. }
@@ -208,7 +205,6 @@ impl IoOp {
         }
     }
 
-    /// Whether its present step reads.
     pub(crate) fn reads(&self) -> bool {
         matches!(
             self,
@@ -226,12 +222,11 @@ pub struct NewIo {
     pub lane: LaneIndex,
     /// Operation.
     pub op: IoOp,
-    /// Its bytes, at least as long as the operation needs.
+    /// Its bytes, at least as long as needed.
     pub buffer: Option<StagingBuffer>,
     /// Its record.
     pub record: CommandRef,
-    /// Time that its lane had already been over budget, if the frontend held the command back
-    /// (`core::Core::over_ns`).
+    /// Earlier wait of its lane for budget, if the frontend held it back (`core::Core::over_ns`).
     pub over_ns: Option<u64>,
 }
 
@@ -255,24 +250,19 @@ pub struct DoneIo {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Stage {
     Free,
-    /// Slices are at devices, or it is being worked on.
+    /// At devices, or being worked on.
     Moving,
-    /// The owner was asked about an extent.
     Parked(Parked),
-    /// A device is not served yet.
     DeviceWait,
-    /// An older overlapping operation, or its own predecessor, may still be at a device.
+    /// An older overlapping operation may still be at a device.
     CarriedWait,
-    /// The ring was full.
     RingWait,
-    /// The lane has its maximum of slices at devices.
+    /// The lane has its maximum of slices.
     SliceWait,
     Flushing,
-    /// The owner was asked to commit.
     Committing,
-    /// The owner was asked to take back extents.
     Releasing,
-    /// Not admitted: the lane is over budget, or used up its part of this turn.
+    /// Over budget, or the turn's part is used up.
     Throttled,
 }
 
@@ -283,30 +273,25 @@ pub(crate) struct Io {
     pub op: IoOp,
     pub buffer: Option<StagingBuffer>,
     pub record: CommandRef,
-    /// How long the lane had been over budget when this command began to wait, here or in the
-    /// frontend.
+    /// The lane's wait for budget when this command began to wait, here or in the frontend.
     pub over_ns: Option<u64>,
     pub started_ns: u64,
     pub deadline_ns: u64,
     pub stage: Stage,
     pub status: Status,
-    /// Bytes of the present range that are submitted or need no operation.
+    /// Bytes of the present range that are submitted or done.
     pub cursor: u64,
-    /// The present range of a Deallocate.
     pub range_index: u16,
-    /// Slices at devices.
     pub slices: u32,
-    /// Pending device flushes.
     pub flushes: u32,
-    /// The commit that it waits for.
     pub commit: u64,
-    /// Bytes that the owner was asked to take back.
+    /// Bytes in the owner's release.
     pub releasing: u64,
-    /// Its link in a chain: the command parked before it, or throttled after it.
+    /// The command parked before it, or throttled after it.
     pub link: u32,
-    /// Generation of the slot: stale answers are ignored.
+    /// Stale answers are ignored.
     pub generation: u32,
-    /// Entries of its list ([`crate::io::machine`]); 0 if it has none.
+    /// Entries of its list ([`crate::io::machine`]).
     pub pieces: u8,
     /// Entries before this one are submitted.
     pub piece_at: u8,
@@ -344,7 +329,7 @@ impl Io {
     }
 }
 
-/// The right and the duty to continue a command.
+/// The duty to continue a command.
 #[derive(Debug)]
 pub(crate) struct Token(u32);
 
@@ -357,7 +342,7 @@ impl Token {
         self.0 as usize
     }
 
-    /// Hands the command to a list or into flight, where an index finds it again.
+    /// A list or a slice will find the command by index.
     pub(crate) fn entrust(self) -> u32 {
         let index = self.0;
         std::mem::forget(self);

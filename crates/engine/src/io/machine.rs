@@ -1,24 +1,16 @@
 //! Commands whose bytes lie in a VM's memory.
 //!
-//! **Design.** Such a command has no staging buffer but a list of memory pieces, in a fixed table
-//! beside the slab ([`forebay_device::Vectors`]). A slice names entries of this list; where it ends
-//! within an entry, the entry is cut in two. So devices access the VM's memory directly, without
-//! copies. The command's [`Hold`] keeps the memory mapped until all its slices have ended
-//! ([`forebay_guest::Retired`]).
+//! **Design.** Such a command has a list of memory pieces beside the slab
+//! ([`forebay_device::Vectors`]); slices name its entries and cut them where necessary. So devices
+//! access VM memory without copies. The command's [`Hold`] keeps it mapped until all slices have
+//! ended ([`forebay_guest::Retired`]). A slice that the device cannot take directly (unaligned for
+//! direct I/O) *bounces* through staging buffers, in small parts; `copied_bytes` counts this, as it
+//! counts Compare. Data to compare and Deallocate ranges are copied before the command begins, so
+//! that they cannot change.
 //!
-//! A slice that the device cannot take directly (unaligned for direct I/O) *bounces*: it goes
-//! through a staging buffer, in small parts, and counts as `copied_bytes`, as a Compare does. Data
-//! to compare and the ranges of a Deallocate are copied once before the command begins, so that
-//! they cannot change.
-//!
-//! A lane never has more bouncing parts than it leaves to all others. The bytes that the processor
-//! moves (copies, zeros of holes, devices in memory) are bounded per lane and turn
-//! ([`TURN_BYTES`]). The next turn continues with the remainder.
-//!
-//! Most commands on a device in memory, or on one that stores nothing, end before they get a place
-//! here ([`crate::core::Core::at_once`]).
-//!
-//! **Not here:** how a frontend finds the pieces, and how it handles a client that disconnects.
+//! A lane never has more bouncing parts than it leaves to others. The processor's work per lane and
+//! turn is bounded ([`TURN_BYTES`]); the next turn continues. **Not here:** commands that end at
+//! once ([`crate::core::Core::at_once`]), and the frontend's search for pieces.
 
 #![allow(unsafe_code)]
 
@@ -34,48 +26,38 @@ use forebay_xlate::Word;
 use forebay_xlate::boundary::region::{MAX_LANES, bump};
 use forebay_xlate::drain::SliceSpan;
 
-/// Entries of a command's list: its pieces, and one for each cut. Cuts are at ends of extents (the
-/// shortest is 64 KiB) and of bouncing parts.
+/// Pieces, and one entry per cut: ends of extents (at least 64 KiB) and of bouncing parts.
 const LIST: usize = 176;
 const _: () = assert!(LIST <= u8::MAX as usize);
 const _: () = assert!(MAX_PIECES + 3 * (MAX_TRANSFER_BYTES / BOUNCE_BYTES) as usize <= LIST);
 
-/// About the bytes that the processor moves for a VM in one turn, which bounds the delay of other
-/// lanes.
+/// Bytes that the processor moves for a VM in one turn, approximately.
 const TURN_BYTES: u32 = 1 << 20;
-/// Longest bouncing part.
 const BOUNCE_BYTES: u32 = 64 << 10;
 /// Most bouncing parts of a lane.
 const MAX_BOUNCES: usize = 64;
 
-/// A slice whose bytes go through a staging buffer.
 #[derive(Debug)]
 struct Bounce {
     buffer: StagingBuffer,
-    /// The command's memory.
     bufs: Bufs,
 }
 
 #[derive(Debug)]
 pub(crate) struct VmCommands {
-    /// By the command's place in the slab. `None`: there was no memory for the table.
+    /// By place in the slab. `None`: no memory for the table.
     lists: Option<Vectors>,
-    /// What keeps each command's memory mapped.
     holds: Vec<Hold>,
     /// By the slice's place.
     bounces: Vec<Option<Bounce>>,
     turn: u64,
-    /// By lane.
     moved: Vec<Moved>,
 }
 
-/// The processor's work for a lane.
 #[derive(Clone, Copy, Debug, Default)]
 struct Moved {
-    /// The turn that `bytes` belongs to.
     turn: u64,
     bytes: u32,
-    /// Bouncing parts.
     bounces: u32,
 }
 
@@ -90,20 +72,18 @@ impl VmCommands {
         }
     }
 
-    /// Begins a turn, before set-aside and new commands.
+    /// Call it before set-aside and new commands.
     #[inline]
     pub(crate) fn turn(&mut self) {
         self.turn += 1;
     }
 
-    /// Whether the processor has moved enough for a lane in this turn.
     #[inline]
     pub(crate) fn moved_enough(&self, lane: LaneIndex) -> bool {
         let moved = &self.moved[lane.0 as usize % MAX_LANES];
         moved.turn == self.turn && moved.bytes >= TURN_BYTES
     }
 
-    /// Whether the processor has moved any bytes for it in this turn.
     #[inline]
     pub(crate) fn moved_any(&self, lane: LaneIndex) -> bool {
         self.moved[lane.0 as usize % MAX_LANES].turn == self.turn
@@ -122,13 +102,13 @@ impl VmCommands {
         &mut self.moved[lane.0 as usize % MAX_LANES].bounces
     }
 
-    /// A command has ended, or never began: its memory may be unmapped.
+    /// Its memory may be unmapped.
     #[inline]
     pub(crate) fn let_go(&mut self, io: usize) {
         self.holds[io] = Hold::default();
     }
 
-    /// Takes over a command's pieces. Returns the number of entries.
+    /// Returns the number of entries.
     pub(crate) fn take(&mut self, io: usize, pieces: &mut Pieces) -> u8 {
         let Some(lists) = &mut self.lists else {
             return 0;
@@ -147,20 +127,19 @@ impl VmCommands {
         count
     }
 
-    /// The entries of the command's next `len_bytes`; `None` if there are none.
+    /// The entries of the next `len_bytes`.
     #[inline]
     fn next(&mut self, index: usize, io: &mut Io, len_bytes: u32) -> Option<Bufs> {
         let (at, pieces) = (usize::from(io.piece_at), usize::from(io.pieces));
         let lists = self.lists.as_mut().filter(|_| at < pieces)?;
         let (count, cut) = lists.cut(index, at, pieces, len_bytes)?;
-        // A list has fewer than 256 entries.
         io.pieces += u8::from(cut);
         // SAFETY: set when the command began, and mapped until it ends. Entries before `piece_at`
         // belong to submitted operations and are never cut. Later ones belong to no operation.
         unsafe { lists.bufs(index, at, count) }
     }
 
-    /// A bounced slice has ended. `into`: it was a read, whose data goes into the VM's memory.
+    /// `into`: a read, whose data goes into the VM's memory.
     #[cold]
     pub(crate) fn bounce_ended(
         &mut self,
@@ -181,7 +160,7 @@ impl VmCommands {
         staging.give(buffer);
     }
 
-    /// Fills the next `len_bytes` of a command with zeros; false if it has no memory there.
+    /// False if it has no memory there.
     #[cold]
     pub(crate) fn zero(&mut self, index: usize, io: &mut Io, len_bytes: u32) -> bool {
         let Some(bufs) = self.next(index, io, len_bytes) else {
@@ -223,8 +202,7 @@ unsafe fn copy(buffer: &mut StagingBuffer, bufs: Bufs, into: bool) {
 }
 
 impl Submission<'_> {
-    /// Submits a slice of the command with the next `len_bytes` of the VM's memory; shortens
-    /// `len_bytes` if the slice must be shorter.
+    /// Submits the next `len_bytes` as a slice; shortens `len_bytes` if necessary.
     pub(crate) fn put_pieces(
         &mut self,
         word: Word,
@@ -236,7 +214,6 @@ impl Submission<'_> {
         if self.machines.moved_enough(self.io.lane) {
             return Put::NoRoom;
         }
-        // No longer than a command may be.
         let bytes = *len_bytes as u32;
         let Some(bufs) = self.machines.next(self.index, self.io, bytes) else {
             return Put::NoMemory;
@@ -264,7 +241,6 @@ impl Submission<'_> {
         put
     }
 
-    /// The same through a staging buffer.
     #[cold]
     fn put_bounced(
         &mut self,
@@ -298,7 +274,6 @@ impl Submission<'_> {
             (Some(part), true, true) => Op::write(device_at, part).with_dsync(),
         };
         self.machines.moves(lane, len_bytes);
-        // Its place, if it is queued.
         let index = self.slices.free.last().map_or(0, |index| *index as usize);
         let put = self.put(word, op, span);
         let Put::Ok = put else {

@@ -1,19 +1,13 @@
 //! Staging buffers: memory for a command's bytes between the network and the device.
 //!
-//! **Design.** A reactor's part of the engine's memory ([`crate::memory`]) is cut into size
-//! classes. Each has a last-in-first-out free list, so that a quiet engine touches few pages. A
-//! [`BufferRef`] names a buffer, so that a successor finds its bytes.
+//! **Design.** Size classes with last-in-first-out free lists, so that a quiet engine touches few
+//! pages. As in BurstCBS there are two tiers: some buffers stay ready for each lane; bursts borrow
+//! more. After a burst its pages go back to the system ([`Staging::settle`]); [`Staging::trim`]
+//! returns those of an idle reactor. Both work in small steps, to keep pauses short.
 //!
-//! As in BurstCBS there are two tiers: a few buffers stay ready for each served lane; bursts borrow
-//! more from a common part. When the burst of a class has ended, its borrowed pages go back to the
-//! system ([`Staging::settle`]); [`Staging::trim`] returns all pages of an idle reactor. Both work
-//! in small steps, so that the reactor never pauses for long.
-//!
-//! Two kinds of buffer have no class: inherited ones ([`StagingBuffer::inherited`]), whose pages
-//! are freed with them, and zeros ([`Staging::zeros`]), which share one read-only area and need no
-//! zeroing.
-//!
-//! **Not here:** ring registration (the system cannot take back pinned memory) and huge pages.
+//! Two kinds have no class: inherited buffers, whose pages are freed with them, and read-only
+//! zeros, which need no zeroing. **Not here:** ring registration (pinned memory cannot be
+//! returned), huge pages.
 
 #![allow(unsafe_code)]
 
@@ -26,7 +20,6 @@ use std::ptr::NonNull;
 /// Longest transfer of one command (MDTS), in bytes.
 pub const MAX_TRANSFER_BYTES: u32 = 512 * 1024;
 
-/// (buffer size in bytes, number of buffers)
 const CLASSES: [(u32, u32); 5] = [
     (4 << 10, 2048),
     (16 << 10, 1024),
@@ -60,17 +53,14 @@ pub const STAGING_BYTES: usize = sum(true);
 pub struct StagingBuffer {
     ptr: NonNull<u8>,
     len: u32,
-    /// Page in the memory's file (24 bits), the class that it counts as (4 bits), its own class (4
-    /// bits).
+    /// Page in the file (24 bits), class counted as (4), own class (4).
     place: u32,
 }
 
-/// The memory that a buffer takes, whatever length was asked for.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Taken {
-    /// Size class; [`SIZE_CLASSES`] and above: none.
+    /// [`SIZE_CLASSES`] and above: none.
     pub class: usize,
-    /// Length of a buffer of that class.
     pub bytes: u64,
 }
 
@@ -86,13 +76,12 @@ impl StagingBuffer {
         }
     }
 
-    /// A buffer for a successor's inherited bytes; `None` if that part of the memory is full.
     pub(crate) fn inherited(memory: &'static Memory, len_bytes: u32) -> Option<Self> {
         let room = memory.inherit(len_bytes)?;
         Some(Self::new(room.ptr, len_bytes, room.offset_bytes, INHERITED))
     }
 
-    /// Length in bytes, as requested.
+    /// Requested length in bytes.
     pub fn len(&self) -> usize {
         self.len as usize
     }
@@ -132,7 +121,7 @@ impl StagingBuffer {
         }
     }
 
-    /// Its place in short form: the page in the upper 24 bits.
+    /// Place in short form: the page in the upper 24 bits.
     #[inline]
     pub(crate) fn place(&self) -> u32 {
         self.place
@@ -159,8 +148,6 @@ impl StagingBuffer {
         unsafe { std::slice::from_raw_parts_mut(self.ptr.as_ptr(), self.len()) }
     }
 
-    /// The bytes `from .. from + len` for a device operation. `None` if out of range, or for a
-    /// buffer of zeros.
     pub(crate) fn part(&self, from: u32, len: u32) -> Option<Buf> {
         if self.is_zeros() {
             return None;
@@ -176,13 +163,11 @@ impl StagingBuffer {
 struct Class {
     size_bytes: u32,
     base: NonNull<u8>,
-    /// Offset in the memory's file.
     offset_bytes: u64,
     /// Free buffers with pages, the last one used at the end.
     warm: Vec<u32>,
     /// Free buffers without pages.
     cold: Vec<u32>,
-    /// Buffers in use.
     used: Used,
 }
 
@@ -198,8 +183,7 @@ impl Class {
         self.warm.len() + self.cold.len()
     }
 
-    /// Returns pages of some free buffers to the system, but keeps at least `keep` buffers. True if
-    /// more remain to return.
+    /// Frees pages of free buffers beyond `keep`; true if more remain.
     fn cool(&mut self, keep: usize) -> bool {
         let extra = self.warm.len().saturating_sub(keep);
         if extra == 0 {
@@ -228,7 +212,7 @@ impl Class {
     }
 }
 
-/// Memory of the system that a reactor's staging buffers hold.
+/// System memory held by a reactor's staging buffers.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Held {
     /// Bytes of buffers that stay ready.
@@ -280,8 +264,7 @@ impl Staging {
         Ok(Self::over(reactor.staging))
     }
 
-    /// A buffer of `len_bytes` with undefined contents. `None` if none is free, or above
-    /// [`MAX_TRANSFER_BYTES`].
+    /// A buffer with undefined contents; `None` if none is free, or above [`MAX_TRANSFER_BYTES`].
     #[inline]
     pub fn take(&mut self, len_bytes: u32) -> Option<StagingBuffer> {
         for (number, class) in (0u8..).zip(&mut self.classes) {
@@ -299,7 +282,6 @@ impl Staging {
         None
     }
 
-    /// A buffer of zeros; `None` above [`MAX_TRANSFER_BYTES`].
     #[inline]
     pub(crate) fn zeros(&self, len_bytes: u32) -> Option<StagingBuffer> {
         let Zeros { ptr, offset_bytes } = self.zeros;
@@ -339,7 +321,6 @@ impl Staging {
         ALL - self.out
     }
 
-    /// Free buffers of at least `len_bytes`.
     pub(crate) fn left_for(&self, len_bytes: u32) -> usize {
         let fit = self.classes.iter().filter(|c| c.size_bytes >= len_bytes);
         fit.map(Class::free).sum()
@@ -350,8 +331,7 @@ impl Staging {
         self.classes.get(class).map_or(0, Class::free)
     }
 
-    /// The memory that the next buffer of `len_bytes` would take, and how many like it are free.
-    /// `None` if none is free.
+    /// The memory of the next buffer, and how many such are free.
     #[inline]
     pub(crate) fn next_for(&self, len_bytes: u32) -> Option<(Taken, usize)> {
         let mut classes = self.classes.iter().enumerate();
@@ -361,7 +341,6 @@ impl Staging {
         Some((Taken { class, bytes }, of.free()))
     }
 
-    /// Whether at least half of the buffers of `len_bytes` or more are free.
     pub(crate) fn is_half_left_for(&self, len_bytes: u32) -> bool {
         let fit = CLASSES.iter().filter(|(size, _)| *size >= len_bytes);
         2 * self.left_for(len_bytes) >= fit.map(|(_, count)| *count as usize).sum()
@@ -373,8 +352,8 @@ impl Staging {
         class.is_some_and(|class| class.cool(0)) || self.classes.iter().any(|c| !c.warm.is_empty())
     }
 
-    /// Checks from time to time whether the burst of each class has ended, with `lanes` served
-    /// lanes. If so, returns some borrowed memory to the system. Returns the memory kept.
+    /// Checks whether bursts have ended, and returns some borrowed memory to the system. Returns
+    /// the memory kept.
     pub fn settle(&mut self, lanes: u32) -> Held {
         let mut held = Held::default();
         for (at, class) in self.classes.iter_mut().enumerate() {
@@ -442,14 +421,12 @@ mod tests {
             buffer
         };
         let lanes = 2;
-        // Within the first tier nothing is borrowed, and used buffers stay.
         let steady: Vec<_> = (0..16).map(|_| touch(&mut s, 4096)).collect();
         let before = used_bytes();
         for _ in 0..100 {
             let tiers = s.settle(lanes);
             assert_eq!((tiers.own_bytes, tiers.borrowed_bytes), (16 << 12, 0));
         }
-        // During a burst, its peak is kept.
         for round in 0..50 {
             let count = if round == 0 { 500 } else { 20 };
             let mut burst: Vec<_> = (0..count).map(|_| touch(&mut s, 4096)).collect();
@@ -465,7 +442,6 @@ mod tests {
             );
         }
         assert!(used_bytes() >= before + (500 << 12) + (100 << 17));
-        // After a burst all borrowed memory goes back; the first tier stays.
         let mut looks = 0;
         while s.settle(lanes).borrowed_bytes > 0 {
             looks += 1;

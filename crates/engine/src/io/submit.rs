@@ -1,9 +1,8 @@
 //! Translates, slices and submits a command, as far as it can go now.
 //!
-//! **Design.** A command is translated extent by extent; extents that are adjacent on the device
-//! become one slice. Slices in flight are never translated again. The rest of a parked command is
-//! translated anew. **Not here:** the continuation of a stopped command (`dispatch`), zeroing and
-//! deallocation ([`crate::io::zero`]).
+//! **Design.** Extents that are adjacent on the device become one slice. Slices in flight are never
+//! translated again; the rest of a parked command is. **Not here:** stopped commands (`dispatch`),
+//! zeroing ([`crate::io::zero`]).
 
 use crate::io::command::{Io, IoOp, Stage};
 use crate::io::devices::{DeviceRing, kind};
@@ -25,30 +24,25 @@ use forebay_xlate::{ExtentRange, Word, kill_point};
 pub(crate) enum Put {
     /// At the device, or done.
     Ok,
-    /// The ring is full.
     NoRoom,
-    /// The lane has its maximum of slices.
+    /// The lane's maximum.
     NoSlice,
-    /// The device is not served yet.
     NoDevice,
     Failed(Errno),
-    /// There is no memory for it.
     NoMemory,
 }
 
-/// How a command continues.
 pub(crate) enum Next {
-    /// All of it is submitted.
+    /// Fully submitted.
     Moved,
-    /// When the owner has answered.
+    /// Until the owner has answered.
     Park(Parked),
-    /// When this stage's wait is over.
     Wait(Stage),
-    /// When the owner has released these extents.
+    /// The owner is to release these.
     Release(ExtentRange),
 }
 
-/// All or a part of a command's transfer; `offset_bytes` is on the volume.
+/// A part of a command; `offset_bytes` is on the volume.
 #[derive(Clone, Copy)]
 pub(crate) struct SliceTransfer {
     pub(crate) offset_bytes: u64,
@@ -81,27 +75,22 @@ impl SliceTransfer {
     }
 }
 
-/// The volume position of a command's next byte.
 #[derive(Clone, Copy)]
 struct At {
     extent: u64,
     within: u64,
     extent_bytes: u64,
-    /// Bytes from there to the end of the transfer.
     left: u64,
 }
 
 impl At {
-    /// Extents from here to the end of the transfer.
     #[inline]
     fn extents(&self) -> u64 {
         (self.within + self.left).div_ceil(self.extent_bytes)
     }
 }
 
-/// A command, with the parts of the core that its slices need.
 pub(crate) struct Submission<'a> {
-    /// The command's place in the slab.
     pub(crate) index: usize,
     pub(crate) io: &'a mut Io,
     pub(crate) lane: &'a mut Lane,
@@ -118,7 +107,7 @@ pub(crate) struct Submission<'a> {
 fn status_of(errno: Errno, write: bool) -> Status {
     match errno {
         Errno::NOSPC | Errno::DQUOT => Status::CAPACITY_EXCEEDED,
-        // A VM's memory is gone; no device reports this error.
+        // A VM's memory is gone.
         Errno::FAULT => Status::DATA_TRANSFER_ERROR,
         _ if write => Status::WRITE_FAULT,
         _ => Status::UNRECOVERED_READ_ERROR,
@@ -126,8 +115,7 @@ fn status_of(errno: Errno, write: bool) -> Status {
 }
 
 impl Io {
-    /// Turns a device's error into the command's and counts it for the export; an out-of-space
-    /// error is not a media error.
+    /// Counts it for the export, unless space ran out.
     #[cold]
     pub(crate) fn device_failed(&mut self, errno: Errno, write: bool, lane: Option<&Lane>) {
         if self.status != Status::SUCCESS {
@@ -139,8 +127,7 @@ impl Io {
         }
     }
 
-    /// Ends a read of zeros: swaps its unused buffer for one of zeros. False if the command needs
-    /// its own buffer.
+    /// Ends a read of zeros with a shared buffer. False if it needs its own.
     #[inline]
     fn answer_zeros(&mut self, staging: &mut Staging, len: u32) -> bool {
         let (IoOp::Read { .. }, Some(mut zeros)) = (self.op, staging.zeros(len)) else {
@@ -174,7 +161,6 @@ impl Submission<'_> {
         Next::Moved
     }
 
-    /// Moves the next run of extents; returns the obstacle, if any.
     #[inline]
     fn step(&mut self, transfer: &SliceTransfer) -> Option<Next> {
         let volume = &self.lane.volume;
@@ -223,7 +209,6 @@ impl Submission<'_> {
         None
     }
 
-    /// The next extents are adjacent on a device, from `word` on.
     #[inline]
     fn step_to_device(&mut self, word: Word, at: &At, transfer: &SliceTransfer) -> Option<Next> {
         let volume = &self.lane.volume;
@@ -260,7 +245,6 @@ impl Submission<'_> {
         self.after(put, n, transfer.write)
     }
 
-    /// Accounts for `n` bytes that were put to a device, or not.
     #[inline]
     pub(crate) fn after(&mut self, put: Put, n: u64, write: bool) -> Option<Next> {
         match put {
@@ -274,7 +258,7 @@ impl Submission<'_> {
         None
     }
 
-    /// Submits a slice and, if it is in flight, counts it in its command.
+    /// Counts a queued slice in its command.
     pub(crate) fn put(&mut self, word: Word, mut op: Op, span: SliceSpan) -> Put {
         let device = word.device().0;
         let Some(served) = self.devices.get(device) else {
@@ -284,8 +268,7 @@ impl Submission<'_> {
         if word.extent().0 + span.range.count > served.config.extents {
             return Put::Failed(Errno::INVAL);
         }
-        // As with commands ([`crate::core::Core::may_start`]), never more than it leaves to all
-        // others.
+        // Never more than it leaves to others, as [`crate::core::Core::may_start`].
         if self.lane.slices as usize > self.slices.left() {
             return Put::NoSlice;
         }
@@ -345,13 +328,12 @@ impl Submission<'_> {
         }
     }
 
-    /// The reactor to offload the next slice to, if any.
     #[cold]
     #[inline(never)]
     fn helper(&self) -> Option<usize> {
         let moved_any = self.machines.moved_any(self.lane.index);
         let waits = self.qos.waits_for_processor(self.lane.index);
-        // The next slice already has its place.
+        // The next slice has its place already.
         let in_flight = self.slices.in_flight();
         self.away.helper(self.lane, 1, in_flight, moved_any, waits)
     }

@@ -1,17 +1,12 @@
-//! The listener: accepts connections and handles them until it is known which host they belong to
-//! and which export they want.
+//! The listener: accepts connections and runs their handshakes.
 //!
 //! **Design.** Handshakes run on the control thread, where slow peers do no harm. A host must send
-//! ICReq and Connect within [`WELCOME_LIMIT_NS`]; then the socket goes to the reactor that serves
-//! the export. The state machine ([`handshake`]) only peeks at received bytes; the reactor consumes
-//! them once the queue is recorded. So a successor can restart a handshake: it only has to know
-//! whether the ICResp was sent. Each socket has a number from its accept on, of which [`Outside`]
-//! is notified. The daemon holds the socket too, so the listener shuts it down instead of only
-//! dropping it. The number of handshakes is bounded: if all places are taken, the peer with the
-//! most handshakes loses its oldest.
-//!
-//! **Not here:** anything after Connect ([`crate::frontend::nvme_tcp`]). The reactor asks the
-//! controller whether it accepts a Connect (queue ids, controller state).
+//! ICReq and Connect within [`WELCOME_LIMIT_NS`]; then its socket goes to the export's reactor. A
+//! [`handshake`] only peeks: the reactor consumes the bytes once the queue is recorded. So a
+//! successor can restart it, if it knows whether the ICResp was sent. The daemon holds each socket
+//! too ([`Outside`]), so the listener shuts sockets down. If all places are taken, the peer with
+//! the most handshakes loses its oldest. **Not here:** anything after Connect
+//! ([`crate::frontend::nvme_tcp`]); the reactor checks queue ids and controller state.
 
 mod handshake;
 mod judge;
@@ -40,25 +35,21 @@ use std::sync::atomic::Ordering::Release;
 
 /// Time limit for ICReq and Connect.
 pub(crate) const WELCOME_LIMIT_NS: u64 = 10_000_000_000;
-/// Time limit for a refused host to close its connection.
+/// Time limit for a refused host to close.
 pub(crate) const LEAVE_LIMIT_NS: u64 = 1_000_000_000;
-/// Most handshakes at a time.
 pub(crate) const MAX_HANDSHAKES: usize = 256;
 pub(crate) const KEY_BYTE: u64 = 0xD0;
-/// Connections accepted for one event, so that the control thread gets to its other work.
+/// So that the control thread gets to its other work.
 const ACCEPT_BATCH: usize = 64;
 const LISTENER_BIT: u64 = 1 << 55;
 
 #[derive(Debug)]
 pub(crate) enum NewKind {
     Admin {
-        /// Its controller id.
         association: Association,
-        /// The Connect, checked.
         connect: Box<AdminConnect>,
         target: ListenerTarget,
     },
-    /// An I/O queue of an existing association of this host.
     Io {
         cntlid: u16,
     },
@@ -67,21 +58,19 @@ pub(crate) enum NewKind {
 #[derive(Clone, Debug)]
 pub(crate) enum ListenerTarget {
     Export(ExportId),
-    /// Discovery: it lists the exports.
     Discovery(ExportTable),
 }
 
-/// A socket whose Connect the reactor is to answer. None of its bytes is consumed yet.
+/// None of its bytes is consumed yet.
 #[derive(Debug)]
 pub(crate) struct NewConnection {
     pub socket: u64,
-    /// The socket: non-blocking, without Nagle's delay.
+    /// Non-blocking, without Nagle's delay.
     pub fd: Arc<OwnedFd>,
-    /// Bytes of ICReq and Connect, yet to be consumed.
+    /// Bytes of ICReq and Connect, to be consumed.
     pub consumed: usize,
-    /// Bytes of the ICResp that was sent.
+    /// Bytes of the sent ICResp.
     pub said: usize,
-    /// Result of ICReq and ICResp.
     pub params: TcpParams,
     pub connect: Sqe,
     pub data: Box<ConnectData>,
@@ -90,22 +79,19 @@ pub(crate) struct NewConnection {
     pub local: SocketAddr,
 }
 
-/// Receiver of the listener's notifications.
 pub(crate) trait Outside {
-    /// A connection was accepted. Other holders of its socket hold it from now on.
+    /// Other holders must hold the socket from now on.
     fn accepted(&mut self, socket: u64, fd: &Arc<OwnedFd>);
-    /// A handshake ended, and its socket is shut down.
     fn gone(&mut self, socket: u64);
-    /// Hosts were refused: the newest, and the number since the last call.
+    /// The newest, and the number since the last call.
     fn refused(&mut self, newest: RefusedHost, count: u32);
-    /// A connection has completed its handshake and goes to this reactor.
     fn route(&mut self, reactor: usize, connection: Box<NewConnection>);
 }
 
 struct Bound {
     address: String,
     fd: OwnedFd,
-    /// Out of descriptors: accepts nothing until the next tick.
+    /// Out of descriptors until the next tick.
     muted: bool,
 }
 
@@ -117,14 +103,12 @@ pub(crate) struct Listener {
     handshakes: Vec<Option<Box<Handshake>>>,
     refusals: Refusals,
     generation: u32,
-    /// Number of the last accepted socket: the engine's generation above a counter.
+    /// The engine's generation above a counter.
     socket: u64,
     now_ns: u64,
 }
 
 impl Listener {
-    /// A listener without ports. Its sockets are watched in `epoll` and numbered with the engine's
-    /// generation.
     pub(crate) fn new(
         associations: Associations,
         epoll: Arc<OwnedFd>,
@@ -154,8 +138,7 @@ impl Listener {
         &self.associations
     }
 
-    /// Adds a listening socket under the name of its address. It replaces an earlier one of that
-    /// name.
+    /// Replaces an earlier socket of that address.
     ///
     /// # Errors
     /// The socket cannot be watched.
@@ -180,7 +163,6 @@ impl Listener {
         Ok(())
     }
 
-    /// Stops listening on an address; true if it was a port.
     pub(crate) fn remove_listener(&mut self, address: &str) -> bool {
         let found = self
             .listeners
@@ -212,7 +194,6 @@ impl Listener {
             || self.listeners.iter().flatten().any(|l| l.muted)
     }
 
-    /// Stops accepting, and drops unfinished handshakes.
     pub(crate) fn close(&mut self, out: &mut dyn Outside) {
         self.listeners.clear();
         for at in 0..self.handshakes.len() {
@@ -220,8 +201,7 @@ impl Listener {
         }
     }
 
-    /// Ends a handshake. Other holders keep the socket open, so a drop alone would not close it or
-    /// end its watch.
+    /// Other holders keep the socket open, so a drop alone would not close it or end its watch.
     fn drop_handshake(&mut self, at: usize, out: &mut dyn Outside) {
         if let Some(handshake) = self.handshakes.get_mut(at).and_then(Option::take) {
             let _ = rustix::net::shutdown(&handshake.fd, Shutdown::Both);
@@ -232,7 +212,6 @@ impl Listener {
         }
     }
 
-    /// Handles an epoll event of the socket of `key`.
     pub(crate) fn ready(&mut self, key: u64, exports: &ExportTable, out: &mut dyn Outside) {
         self.now_ns = monotonic_ns();
         if key & LISTENER_BIT != 0 {
@@ -251,7 +230,7 @@ impl Listener {
         handshake.is_some_and(|handshake| now_ns >= handshake.deadline_ns)
     }
 
-    /// Drops late handshakes, and accepts again where descriptors had run out. Bytes already in a
+    /// Drops late handshakes, and retries accepts where descriptors had run out. Bytes already in a
     /// socket came in time.
     pub(crate) fn tick(&mut self, now_ns: u64, exports: &ExportTable, out: &mut dyn Outside) {
         self.now_ns = now_ns;
@@ -297,13 +276,13 @@ impl Listener {
                         epoll::modify(&self.epoll, &l.fd, listener_key(listener), none).is_ok();
                     return;
                 }
-                // The connection died before the accept, or a signal came.
+                // Died before the accept, or a signal.
                 Err(_) => {}
             }
         }
     }
 
-    /// Adopts a handshake of a dead engine. `welcomed`: the ICResp was sent. Its time starts again.
+    /// Adopts a dead engine's handshake; its time starts again. `welcomed`: the ICResp was sent.
     pub(crate) fn readmit(
         &mut self,
         socket: u64,
@@ -325,7 +304,6 @@ impl Listener {
         out: &mut dyn Outside,
     ) {
         match self.admit(socket, fd.clone(), welcomed, out) {
-            // Often all bytes are there already.
             Some(at) => self.advance(at, exports, out),
             None => {
                 let _ = rustix::net::shutdown(&fd, Shutdown::Both);
@@ -420,7 +398,7 @@ impl Listener {
         }
         match step {
             Step::Wait if !was_leaving && handshake.leaving() => {
-                // A refused host's further bytes are consumed a little at a time.
+                // Its further bytes are consumed a little at a time.
                 let (key, level) = (
                     handshake_key(at, handshake.generation),
                     epoll::EventFlags::IN,

@@ -1,12 +1,11 @@
 //! Several reactors serve one tenant's queue.
 //!
-//! **Design.** The home reactor orders, translates and completes a volume's commands; other
-//! reactors may only submit its slices to their rings. To the home reactor such a slice is at its
-//! device until the answer comes; revokes, flushes, resets and closes wait for it. Each pair of
-//! reactors has two bounded rings ([`links`]). Unanswered operations never exceed one ring, so
-//! answers find room. With [`Spread::OneToN`] helpers are idle reactors ([`idle`]). The least
-//! loaded is asked, only while the home's processor is short and the lane has several commands. If
-//! a helper lacks the device, or gets work of its own, it returns the operation. **Not here:**
+//! **Design.** The home reactor orders, translates and completes commands; others may only submit
+//! its slices. Such a slice counts as at its device until the answer comes, so revokes, flushes,
+//! resets and closes wait for it. Each pair of reactors has two bounded rings ([`links`]);
+//! unanswered operations fit into one, so answers find room. With [`Spread::OneToN`] the least
+//! loaded idle reactor ([`idle`]) helps, if the home's processor is short and the lane has several
+//! commands. A helper without the device, or with own work, returns the operation. **Not here:**
 //! flushes, internal jobs, operations at depth 1 that end without a ring.
 
 pub(crate) mod idle;
@@ -26,18 +25,17 @@ use std::sync::atomic::{AtomicUsize, Ordering::*};
 
 /// Unanswered operations that one reactor may hand to another.
 const LINK_ENTRIES: usize = 128;
-/// With fewer operations in hand, a reactor does all of them itself.
+/// With fewer, a reactor does all itself.
 const FEW: usize = 4;
 const FEW_ASLEEP: usize = 8;
-/// Remote operations in a turn: with own work, and without. Scheduling also limits their time.
+/// Remote operations in a turn, with own work and without.
 pub(crate) const TURN: [usize; 2] = [8, 32];
-/// Bytes of remote operations in a turn without scheduling, where their time is unknown.
+/// Bytes in a turn without scheduling, where times are unknown.
 pub(crate) const TURN_BYTES: u64 = 256 << 10;
 
 struct Errand {
     slice: u32,
     device: u8,
-    /// Address of the home reactor's device.
     same: usize,
     blame: u64,
     op: Op,
@@ -62,7 +60,6 @@ pub struct Peer {
     answers_out: Producer<RemoteAnswer>,
     bell: ReactorBell,
     out: usize,
-    /// Entries were added since the bell was last rung.
     tell: bool,
     said: Arc<Said>,
     idle: bool,
@@ -77,11 +74,10 @@ pub(crate) struct Carrying {
 pub struct Links {
     peers: Vec<Peer>,
     said: Arc<Said>,
-    /// Number of reactors that have stopped handing over operations.
     quiet: Arc<AtomicUsize>,
 }
 
-/// Makes the rings between all reactors, in the order of their bells.
+/// In the order of the bells.
 pub fn links(bells: &[ReactorBell]) -> Vec<Links> {
     let quiet = Arc::new(AtomicUsize::new(0));
     let said: Vec<Arc<Said>> = bells.iter().map(|_| Arc::default()).collect();
@@ -131,13 +127,11 @@ pub struct Away {
     quiet: Arc<AtomicUsize>,
     is_quiet: bool,
     pub(crate) out: usize,
-    /// Operations that ended at once in this turn.
     done_now: usize,
     begun: usize,
     begun_before: usize,
     pub(crate) carrying: Vec<Option<Carrying>>,
     pub(crate) free: Vec<u32>,
-    /// Operations that found the device ring full.
     again: Vec<u32>,
     first: usize,
 }
@@ -196,7 +190,7 @@ impl Away {
         };
     }
 
-    /// Sets how queues are spread. Returns the number of processors that this reactor has at work.
+    /// Returns the processors that this reactor has at work.
     pub(crate) fn set_spread(&mut self, spread: Spread, now_ns: u64) -> f32 {
         self.spread = match self.peers.is_empty() || self.is_quiet {
             true => Spread::OneToOne,
@@ -209,20 +203,19 @@ impl Away {
         self.look(now_ns)
     }
 
-    /// Stops handing over operations for good.
+    /// Stops handing over operations.
     pub fn be_quiet(&mut self) {
         if !std::mem::replace(&mut self.is_quiet, true) {
             self.quiet.fetch_add(1, SeqCst);
         }
     }
 
-    /// Whether no other reactor needs this one.
+    /// Whether no reactor needs this one.
     pub fn may_leave(&self) -> bool {
         self.quiet.load(SeqCst) > self.peers.len() && self.in_hand() == 0 && !self.must_turn()
             || self.peers.is_empty()
     }
 
-    /// Whether others have sent neither operations nor answers.
     pub fn nothing_from_others(&self) -> bool {
         let mut peers = self.peers.iter();
         peers.all(|p| p.errands_in.is_empty() && p.answers_in.is_empty())
@@ -233,14 +226,12 @@ impl Away {
         self.need.is_idle();
     }
 
-    /// Operations at devices, of this and other reactors.
     #[inline]
     pub(crate) fn at_devices(&self, in_flight: usize) -> usize {
         in_flight - self.out + self.in_hand()
     }
 
-    /// The reactor to carry out a lane's next slice, if any. `waits`: the lane's commands that wait
-    /// for the processor.
+    /// The reactor for a lane's next slice. `waits`: commands that wait for the processor.
     pub(crate) fn helper(
         &self,
         lane: &Lane,
@@ -252,9 +243,9 @@ impl Away {
         let own = in_flight - self.out + self.done_now;
         let is_deep = lane.in_flight > own_commands || moved_any;
         let room = self.peers.len() * LINK_ENTRIES - self.out;
-        // Operations that end at once are never in hand, so the last turn's number stands for them.
+        // Operations that end at once are never in hand: the last turn's number stands for them.
         let (before, all) = (self.begun_before, 1 + self.peers.len());
-        // Commands that wait for processor time are not in hand either, and others have such time.
+        // Nor are commands that wait for processor time.
         let hand = own.max(before).max(waits as usize);
         if hand < FEW || !is_deep || lane.away as usize >= room {
             return None;
@@ -271,7 +262,7 @@ impl Away {
             .map(|(at, ..)| at)
     }
 
-    /// Hands over a slice whose command's record names its device; false if there was no room.
+    /// The command's record must name the device; false if there was no room.
     pub(crate) fn hand_over(
         &mut self,
         helper: usize,
@@ -294,7 +285,6 @@ impl Away {
         slice.away = true;
         peer.out += 1;
         if !std::mem::replace(&mut peer.tell, true) {
-            // The helper starts while the rest is prepared.
             peer.bell.ring();
         }
         self.out += 1;
@@ -314,7 +304,7 @@ impl Away {
         Some(answer)
     }
 
-    /// Carries out a limited number of remote operations, or returns them; true if there were any.
+    /// Carries out some remote operations, or returns them; true if any.
     pub(crate) fn carry_out(
         &mut self,
         busy: bool,
@@ -339,7 +329,7 @@ impl Away {
             self.do_errand(place, &mut work);
         }
         let peers = self.peers.len();
-        // Round-robin: no peer is always first.
+        // Round-robin.
         let first = self.first;
         self.first = (first + 1) % peers;
         let mut nothing = 0;

@@ -1,24 +1,19 @@
 //! Byte ranges that a closed connection or a dead engine may still have at a device. Younger
 //! overlapping commands wait until these operations have ended.
 //!
-//! **Design.** Each volume has one list of spans, oldest first. One reactor serves a volume, so the
-//! list needs no lock. After a take-over, a recovered command ([`Carried::carry`]) begins when the
-//! fence of each device that it may have reached has passed and all older overlapping commands have
-//! ended. So writes stay in order; recovered commands never time out. When a connection closes
-//! ([`Carried::orphan`]), its commands that are not at a device end at once. Its writes at a device
-//! become spans until their slices end, so that no reconnecting or other host overtakes them.
+//! **Design.** One list of spans per volume, oldest first, without lock, since one reactor serves a
+//! volume. A recovered command ([`Carried::carry`]) begins when its devices' fences have passed and
+//! older overlapping commands have ended; it never times out. When a connection closes
+//! ([`Carried::orphan`]), its commands end at once, except that writes at a device become spans
+//! until they end there.
 //!
 //! A younger command waits for at most [`crate::io::clock::OWNER_WAIT_LIMIT_NS`], then ends with
 //! Command Interrupted, which the host may retry. Two reads never conflict. A flush never waits: it
-//! covers acknowledged writes, and these are not acknowledged. Waiting commands are checked at the
-//! end of a turn. An empty list costs one load and a branch.
+//! covers only acknowledged writes. An empty list costs one load and a branch.
 //!
-//! A successor that dies before the fence hands on its command records. Spans without a record are
-//! noted once for the whole reactor ([`Carried::leave_spans`]); then the next successor makes every
-//! command wait for the fence.
-//!
-//! **Not here:** which commands are recovered (the take-over decides), and the fence itself: the
-//! control thread waits for it and calls [`crate::core::Core::fenced`].
+//! Spans without a command record are noted for the whole reactor ([`Carried::leave_spans`]); a
+//! successor then makes every command wait for the fence. **Not here:** the choice of recovered
+//! commands (the take-over), and the wait for the fence (the control thread).
 
 use crate::io::command::{CommandRef, Io, IoOp, Stage};
 use crate::io::lanes::Lanes;
@@ -45,11 +40,10 @@ pub enum Devices {
 }
 
 impl Devices {
-    /// Every served or expected device.
     pub const ALL: Self = Self::Among(u8::MAX);
 }
 
-/// A dead engine's operation: possibly still at devices, or not yet begun.
+/// A dead engine's operation, perhaps still at devices or not yet begun.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CarriedSpan {
     /// Volume.
@@ -60,19 +54,16 @@ pub struct CarriedSpan {
     pub write: bool,
     /// Devices that it may have reached.
     pub devices: Devices,
-    /// The command that will be started for it ([`crate::core::NewIo::record`]). A command with
-    /// several ranges has several consecutive spans. `None`: it is not repeated and ends with the
-    /// fence.
+    /// The command that will be started for it; with several ranges it has consecutive spans.
+    /// `None`: it is not repeated and ends with the fence.
     pub command: Option<CommandRef>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Of {
-    /// A command that is yet to be started.
     Command(CommandRef),
-    /// A command in the slab.
     Io(u32),
-    /// No command: the span ends with the fence.
+    /// The span ends with the fence.
     Nobody,
 }
 
@@ -82,9 +73,8 @@ pub(crate) struct Span {
     pub(crate) write: bool,
     pub(crate) devices: Devices,
     pub(crate) of: Of,
-    /// The VM whose memory the operation may access until its fence.
+    /// The VM whose memory it may access until its fence.
     pub(crate) machine: Option<LaneIndex>,
-    /// Set by [`Carried::push`]; increases.
     pub(crate) number: u64,
 }
 
@@ -92,27 +82,23 @@ pub(crate) struct Span {
 struct OfVolume {
     /// Oldest first.
     spans: Vec<Span>,
-    /// A span ended since the last check of waiting commands.
+    /// A span ended since the last check.
     freed: bool,
-    /// Waiting commands are being checked.
     looking: bool,
 }
 
 pub struct Carried {
-    /// False if nothing else here is in use.
     busy: bool,
     volumes: BTreeMap<VolumeId, OfVolume>,
     next_number: u64,
-    /// A span ended since the last check of waiting commands.
     look: bool,
-    /// Queues whose connection closed in this turn, lanes whose VM detached, and whether there are
-    /// any.
+    /// Closed in this turn.
     closed: Box<[bool]>,
     left: Box<[bool]>,
     any_closed: bool,
     fenced: [bool; 256],
     served: [bool; 256],
-    /// Not served yet, but they will be before their fence.
+    /// Will be served before their fence.
     expected: [bool; 256],
     record: &'static ReactorRecord,
 }
@@ -149,12 +135,11 @@ impl Carried {
         self.look || self.any_closed
     }
 
-    /// Whether the fence of this device has passed.
     pub(crate) fn is_fenced(&self, device: DeviceIndex) -> bool {
         self.fenced[usize::from(device.0)]
     }
 
-    /// A compare is in progress; it uses the same checks as recovered commands.
+    /// A compare uses the same checks.
     pub(crate) fn compares(&mut self) {
         self.busy = true;
     }
@@ -163,7 +148,6 @@ impl Carried {
         self.next_number
     }
 
-    /// Whether a volume has a span older than `before`.
     pub(crate) fn has(&self, volume: VolumeId, before: u64) -> bool {
         let of_volume = self.volumes.get(&volume);
         of_volume.is_some_and(|v| v.spans.iter().any(|span| span.number < before))
@@ -176,7 +160,7 @@ impl Carried {
         self.volumes.entry(volume).or_default().spans.push(span);
     }
 
-    /// A command in the slab has ended, but its spans stay until [`Carried::answered`].
+    /// The command has ended, but its spans stay until [`Carried::answered`].
     pub(crate) fn hold(&mut self, volume: VolumeId, io: u32, record: CommandRef) {
         let of_volume = self.volumes.get_mut(&volume);
         for span in of_volume.into_iter().flat_map(|v| &mut v.spans) {
@@ -186,7 +170,6 @@ impl Carried {
         }
     }
 
-    /// The command will not be repeated.
     pub(crate) fn answered(&mut self, record: CommandRef) {
         let known: Vec<VolumeId> = self.volumes.keys().copied().collect();
         for volume in known {
@@ -199,7 +182,7 @@ impl Carried {
         spans.any(|span| span.devices != Devices::None)
     }
 
-    /// Removes spans whose command has ended or will never begin. Returns whether it found any.
+    /// Removes spans whose command ended or will never begin; true if any.
     fn ended(&mut self, volume: VolumeId, which: impl Fn(Of) -> bool) -> bool {
         let Some(of_volume) = self.volumes.get_mut(&volume) else {
             return false;
@@ -218,20 +201,18 @@ impl Carried {
         any
     }
 
-    /// Takes over a dead engine's commands in flight, oldest first. Call it before any command is
-    /// started, and after every device that is served before its fence is served or expected.
+    /// Takes over a dead engine's commands, oldest first. Call it before any command starts, and
+    /// after devices served before their fence are served or expected.
     pub fn carry(&mut self, carried: &[CarriedSpan]) {
         self.carry_for(None, carried);
     }
 
-    /// The same for a VM: operations at devices may still access its memory
-    /// ([`Carried::may_touch_memory_of`]).
     pub fn carry_machine(&mut self, lane: LaneIndex, carried: &[CarriedSpan]) {
         self.carry_for(Some(lane), carried);
     }
 
-    /// Whether a dead engine's device operation may still access a VM's memory. Until it cannot, no
-    /// memory is given back and no reset is answered.
+    /// Whether a dead engine may still access a VM's memory. Until then no memory is given back and
+    /// no reset is answered.
     pub fn may_touch_memory_of(&self, lane: LaneIndex) -> bool {
         let mut spans = self.volumes.values().flat_map(|v| &v.spans);
         // A span without a known command may belong to any VM.
@@ -263,8 +244,8 @@ impl Carried {
         }
     }
 
-    /// Call it when a command has no record, or its record is about to be freed, while its spans
-    /// still wait for a fence.
+    /// Call it when a command's spans still wait for a fence, but it has no record or its record is
+    /// about to be freed.
     pub fn leave_spans(&self) {
         if self.any() && self.is_fencing() {
             self.record.orphans.store(1, Relaxed);
@@ -277,13 +258,12 @@ impl Carried {
         self.served[usize::from(device)] = true;
     }
 
-    /// A device's fence has passed: no operation of an earlier engine is there.
     pub(crate) fn fence(&mut self, device: DeviceIndex) {
         self.fenced[usize::from(device.0)] = true;
         self.fences_changed();
     }
 
-    /// Sets whether a device will be served before its fence. Call it before [`Carried::carry`].
+    /// Call it before [`Carried::carry`].
     pub fn expect(&mut self, device: DeviceIndex, expected: bool) {
         self.expected[usize::from(device.0)] = expected;
         self.fences_changed();
@@ -323,8 +303,7 @@ impl Carried {
         if passed { Devices::None } else { devices }
     }
 
-    /// A queue's connection closed. In this turn, and before the next command begins, its commands
-    /// end or become spans.
+    /// In this turn, and before the next command begins, the queue's commands end or become spans.
     pub fn orphan(&mut self, queue: u32) {
         self.leave_spans();
         if let Some(closed) = self.closed.get_mut(queue as usize) {
@@ -334,7 +313,7 @@ impl Carried {
         }
     }
 
-    /// The same for all commands of a lane whose VM detached or was reset.
+    /// Does so for all commands of a lane whose VM detached or was reset.
     pub fn orphan_machine(&mut self, lane: LaneIndex) {
         self.leave_spans();
         if let Some(left) = self.left.get_mut(lane.0 as usize) {
@@ -351,7 +330,7 @@ impl Carried {
         })
     }
 
-    /// Makes spans of the writes that closed connections and VMs have left at devices.
+    /// Makes spans of writes that closed connections and VMs have at devices.
     pub(crate) fn leave(&mut self, mut closed: Closed, slab: &Slab, lanes: &Lanes) {
         let known: Vec<VolumeId> = self.volumes.keys().copied().collect();
         for volume in known {
@@ -379,7 +358,7 @@ impl Carried {
         self.left = closed.lanes;
     }
 
-    /// A command begins: its recovered spans become its own. Returns whether there were any.
+    /// A command begins with its recovered spans; true if there were any.
     pub(crate) fn adopt(&mut self, index: u32, io: &Io, lanes: &Lanes) -> bool {
         // A flush may be the first half of a recovered command, so its span stays.
         if io.op == IoOp::Flush {
@@ -397,8 +376,7 @@ impl Carried {
         has_own
     }
 
-    /// A compare-and-write begins: it waits for overlapping commands in flight, and younger ones
-    /// wait for it.
+    /// A compare-and-write waits for overlapping commands in flight, and younger ones wait for it.
     pub(crate) fn exclude(&mut self, index: u32, slab: &Slab, lanes: &Lanes) {
         let io = &slab[index as usize];
         let Some(volume) = lanes.volume_of(io) else {
@@ -458,7 +436,7 @@ impl Carried {
         let Some(volume) = lanes.volume_of(io) else {
             return;
         };
-        // A failed flush may be the first half of a command, whose second half then never begins.
+        // If the first half, a flush, fails, the second never begins.
         let (record, failed) = (io.record, io.status != Status::SUCCESS);
         let any = self.ended(volume, |of| {
             of == Of::Io(index) || failed && of == Of::Command(record)
@@ -471,23 +449,21 @@ impl Carried {
         }
     }
 
-    /// A command was refused before it began; its record is about to be freed.
     #[cold]
     pub(crate) fn refused(&mut self, record: CommandRef) {
         self.leave_spans();
         self.answered(record);
     }
 
-    /// The answers to a compare-and-write are published, or never will be: commands that wait for
-    /// it continue.
+    /// The answers are published, or never will be: commands that wait for the pair continue.
     pub fn pair_answered(&mut self, record: CommandRef) {
         if self.any() {
             self.answered(record);
         }
     }
 
-    /// Whether waiting commands must be checked. [`Carried::may_go_on`] then selects those of
-    /// volumes where a span ended.
+    /// Whether waiting commands must be checked; [`Carried::may_go_on`] then selects volumes where
+    /// a span ended.
     pub(crate) fn begin_look(&mut self) -> bool {
         let look = std::mem::take(&mut self.look);
         if look {
@@ -504,7 +480,6 @@ impl Carried {
         io.stage == Stage::CarriedWait && of_volume.is_none_or(|v| v.looking)
     }
 
-    /// Ends a turn. `compares`: a compare is in progress, so the checks stay on.
     pub(crate) fn end_turn(&mut self, compares: bool) {
         self.busy = !self.volumes.is_empty() || self.any_closed || compares;
     }
@@ -546,7 +521,6 @@ fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
     a.start < b.end && b.start < a.end
 }
 
-/// The byte ranges of the volume that a command concerns.
 fn each_range(io: &Io, lanes: &Lanes, mut each: impl FnMut(Range<u64>)) {
     match io.op {
         IoOp::Flush => {}

@@ -1,10 +1,9 @@
 //! Admission of a reactor's lanes, and the queues of waiting commands.
 //!
 //! **Design.** A command that its lane's quantum and allocation cover is charged and begins
-//! ([`Admission::admit`]). Otherwise it waits in its lane's queue, linked through the slab. The
-//! lane is then in one of three lists: asked each turn, waiting for a quantum, waiting for the
-//! window's end. Nothing is allocated after the start. **Not here:** quanta and turns ([`turns`]),
-//! the lanes' tenants ([`tenants`]), allocations (`forebay_qos`).
+//! ([`Admission::admit`]). Others wait in their lane's queue. The lane is in one of three lists:
+//! asked each turn, waiting for a quantum, waiting for the window's end. Nothing is allocated after
+//! the start. **Not here:** quanta and turns ([`turns`]), [`tenants`], allocations (`forebay_qos`).
 
 mod records;
 mod tenants;
@@ -30,7 +29,7 @@ use std::sync::Arc;
 pub(crate) use turns::ALONE_WINDOWS;
 pub(crate) use turns::TURN_NS;
 
-/// With this many waiting commands, a lane takes no more from its VM's rings.
+/// With this many waiting, a lane takes no more from its VM's rings.
 const ENOUGH: u32 = 8;
 
 /// Admission of commands on one reactor.
@@ -40,7 +39,7 @@ pub struct Admission {
     costs: CostTable,
     gates: Box<[Gate; MAX_LANES]>,
     tenants: Box<[Told]>,
-    /// Lanes to ask in this turn; `at` is the next of them.
+    /// Lanes to ask in this turn; `at` is the next.
     pub(super) ready: VecDeque<u32>,
     at: usize,
     /// Lanes above their base that wait for a quantum.
@@ -50,23 +49,23 @@ pub struct Admission {
     /// When the reactor last woke with no waiting command.
     pub(super) woke_ns: u64,
     turn: u32,
-    /// Quanta left in this turn for lanes above their base.
+    /// Left in this turn for lanes above their base.
     quanta: usize,
-    /// A lane used up its quantum and may have more for the next turn.
+    /// A lane may have more for the next turn.
     pub(super) again: bool,
     /// A lane waited, or was above its base, in the last window.
     pub(super) contended: bool,
     /// A lane within its base asked in this turn.
     calm: bool,
-    /// Some lane may have to leave commands in its rings; true while any command waits.
+    /// Lanes may have to leave commands in their rings.
     pub(super) stops: bool,
     pub(crate) delays: Delays,
-    /// The lane that asked last, and the window since which no other did.
+    /// The lane that asked last, and since which window alone.
     only: (usize, u32),
     windows: u32,
     units: Box<[Unit]>,
     record_at: usize,
-    /// Tenant records are stale: the next idle turn writes them all.
+    /// The next idle turn writes all tenant records.
     stale: bool,
     lane_at: usize,
     lanes: usize,
@@ -78,7 +77,7 @@ struct Gate {
     closer: u8,
     frontend: Transport,
     place: LaneList,
-    /// One of its waiting commands began since it was last refused.
+    /// A waiting command began since the last refusal.
     began: bool,
     bursts: bool,
     turn: u32,
@@ -88,12 +87,12 @@ struct Gate {
     first: u32,
     last: u32,
     count: u32,
-    /// Start of its wait for budget, or 0; `over_ns` sums the earlier waits.
+    /// Start of its wait for budget, or 0; `over_ns` has earlier ones.
     refused_ns: u64,
     over_ns: u64,
 }
 
-/// The volume has no tenant, so nothing is charged.
+/// Without tenant.
 const FREE: u8 = 1;
 const WAITS: u8 = 2;
 
@@ -105,7 +104,7 @@ enum LaneList {
     Refused,
 }
 
-/// A lane of the scheduler, shared by all exports of a volume.
+/// A scheduler's lane, shared by a volume's exports.
 #[derive(Clone, Copy, Default, Debug)]
 struct Unit {
     of: Option<(VolumeId, u32)>,
@@ -152,7 +151,7 @@ impl Gate {
         }
     }
 
-    /// Ends its wait for budget; it may still wait for a turn.
+    /// It may still wait for a turn.
     fn let_on(&mut self, now_ns: u64) {
         self.over_ns = self.over_ns(now_ns);
         self.refused_ns = 0;
@@ -174,8 +173,7 @@ enum Verdict {
 }
 
 impl Admission {
-    /// Admission for a reactor with `per_second` of each resource. The first window ends with the
-    /// first turn.
+    /// For a reactor with `per_second` of each resource. The first window ends with the first turn.
     pub fn new(
         params: Params,
         per_second: &[f64; SHARED],
@@ -256,7 +254,6 @@ impl Admission {
         true
     }
 
-    /// Whether a lane that has room may take commands from its VM's rings.
     #[inline]
     pub(super) fn may_fetch(&mut self, lane: LaneIndex) -> bool {
         let at = lane.0 as usize % MAX_LANES;
@@ -264,8 +261,8 @@ impl Admission {
         gate.count < ENOUGH && (gate.closer & FREE != 0 || self.has_quantum(at))
     }
 
-    /// Whether a command that ended without beginning may be answered now. It costs quantum, and
-    /// one operation as debt.
+    /// Whether a command that ended unbegun may be answered. It costs quantum, and an operation as
+    /// debt.
     #[cold]
     #[inline(never)]
     pub(super) fn may_answer(&mut self, lane: LaneIndex) -> bool {
@@ -290,7 +287,7 @@ impl Admission {
         true
     }
 
-    /// Commands of a lane that wait for a quantum, plus the one that begins now.
+    /// Including the one that begins now.
     pub(crate) fn waits_for_processor(&self, lane: LaneIndex) -> u32 {
         let gate = &self.gates[lane.0 as usize % MAX_LANES];
         match gate.place {
@@ -303,7 +300,6 @@ impl Admission {
         self.gates[lane.0 as usize % MAX_LANES].count >= ENOUGH
     }
 
-    /// Whether a lane with waiting commands may hold more ([`Scheduler::may_hold`]).
     pub(crate) fn may_hold(&self, lane: LaneIndex) -> bool {
         (self.scheduler).may_hold(self.gates[lane.0 as usize % MAX_LANES].unit)
     }
@@ -341,7 +337,7 @@ impl Admission {
         gate.closer |= WAITS;
         self.stops = true;
         if is_first && gate.place == LaneList::Nowhere {
-            // Either its quantum is used up, or its budget refused it.
+            // Out of quantum, or refused by its budget.
             if gate.turn == self.turn && gate.quantum_ns <= 0 {
                 gate.place = LaneList::Ready;
                 self.ready.push_back(at as u32);
@@ -353,7 +349,6 @@ impl Admission {
         }
     }
 
-    /// The next waiting command to begin in this turn, optionally only of `of_lane`.
     pub(crate) fn next(
         &mut self,
         of_lane: Option<LaneIndex>,
@@ -418,8 +413,7 @@ impl Admission {
         Verdict::Begin(index)
     }
 
-    /// The first waiting command of a lane, to begin as debt; `None` if the debt is already a
-    /// second's worth.
+    /// To begin as debt; `None` at a second's worth of debt.
     pub(crate) fn take_owing(&mut self, lane: LaneIndex, ios: &mut [Io]) -> Option<u32> {
         let at = lane.0 as usize % MAX_LANES;
         let gate = &mut self.gates[at];
@@ -466,12 +460,12 @@ impl Admission {
         }
     }
 
-    /// Time that a lane has waited for its budget, without waits for turns.
+    /// Without waits for turns.
     pub(super) fn over_ns(&self, lane: LaneIndex, now_ns: u64) -> u64 {
         self.gates[lane.0 as usize % MAX_LANES].over_ns(now_ns)
     }
 
-    /// Time over budget while a command waited; also counts it for the tenant.
+    /// Also counts it for the tenant.
     pub(super) fn was_over_budget(&mut self, io: &Io, now_ns: u64) -> u64 {
         let gate = &self.gates[io.lane.0 as usize % MAX_LANES];
         let over_ns = gate.over_ns(now_ns);
@@ -485,14 +479,12 @@ impl Admission {
         ns
     }
 
-    /// Takes over the lanes' waiting times from `other`.
     pub(crate) fn go_on_counting(&mut self, other: &Self, now_ns: u64) {
         for (gate, other) in self.gates.iter_mut().zip(other.gates.iter()) {
             gate.over_ns = other.over_ns(now_ns);
         }
     }
 
-    /// Removes all waiting commands, in order within each lane.
     pub(crate) fn give_up(&mut self, ios: &mut [Io], waited: &mut Vec<u32>) {
         self.scheduler.leave();
         for gate in self.gates.iter() {
