@@ -1,23 +1,19 @@
-//! Controller ids: the host and the reactor of each controller. The listener uses them to send an
-//! I/O queue's socket to its controller's reactor.
+//! Controller ids: the host and the reactor of each controller.
 //!
-//! **Design.** One table behind a mutex; commands never use it. An [`Association`] holds an id
-//! until it is dropped. Ids rise, so that an id is reused only after all others. The table also
-//! counts the queues promised to each controller. It has an Admin queue and one I/O queue from the
-//! start, and gets more while [`KEPT_FOR`] other controllers can still have two.
-//!
-//! **Not here:** controllers themselves (the reactors'), and whether a host may connect (the
-//! listener's).
+//! **Design.** One table behind a mutex, never used by commands. Dropping an [`Association`] frees
+//! its id. Ids rise, so that an id is reused only after all others. A controller is promised an
+//! Admin queue and one I/O queue, and more while [`KEPT_FOR`] others can still have two. **Not
+//! here:** controllers (the reactors'), and access checks (the listener's).
 
 use forebay_nvme::Nqn;
 use forebay_xlate::boundary::region::{MAX_CONTROLLERS, MAX_QUEUES};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// The highest controller id (Base 2.0, 6.3: FFF0h to FFFFh are reserved).
+/// FFF0h to FFFFh are reserved (Base 2.0, 6.3).
 const MAX_CNTLID: u16 = 0xFFEF;
 
-/// Further controllers for which an Admin queue and an I/O queue stay free.
+/// Others for which an Admin and an I/O queue stay free.
 const KEPT_FOR: usize = 64;
 
 #[derive(Debug, Default)]
@@ -36,7 +32,7 @@ struct Entry {
 }
 
 impl AssociationTable {
-    /// Queues not promised to any controller.
+    /// Not promised.
     fn left(&self) -> usize {
         let of = |entry: &Entry| 1 + usize::from(entry.io_queues);
         MAX_QUEUES.saturating_sub(self.of.values().map(of).sum())
@@ -49,7 +45,7 @@ pub(crate) struct Associations {
     table: Arc<Mutex<AssociationTable>>,
 }
 
-/// A controller id in use; dropping it frees the id.
+/// Dropping it frees the id.
 #[derive(Debug)]
 pub(crate) struct Association {
     cntlid: u16,
@@ -73,7 +69,7 @@ impl Association {
         self.with_queues(|queues, _| *queues).unwrap_or(0)
     }
 
-    /// Promises the I/O queues that a host wants, or the fewer that are left, but at least one.
+    /// Promises the wanted I/O queues, or those left, but at least one.
     pub(crate) fn promise(&self, wanted: u16) -> u16 {
         let promised = self.with_queues(|queues, left| {
             let spare = left.saturating_sub(2 * KEPT_FOR);
@@ -91,8 +87,7 @@ impl Association {
         let _ = self.with_queues(|queues, _| *queues = (*queues).max(io_queues));
     }
 
-    /// Whether the controller can have this many I/O queues; if so, promises them. Its host may
-    /// never have asked for them.
+    /// Also promises them; its host may never have asked.
     pub(crate) fn has_room_for(&self, io_queues: u16) -> bool {
         let room = self.with_queues(|queues, left| {
             let fits = io_queues <= *queues || usize::from(io_queues) + 2 * KEPT_FOR <= left;
@@ -116,7 +111,7 @@ impl Associations {
         f(&mut self.table.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// A new id for a host's association; `None` if the table is full or too few queues are left.
+    /// `None` if the table is full or too few queues are left.
     pub(crate) fn begin(
         &self,
         reactor: usize,
@@ -152,8 +147,7 @@ impl Associations {
         })
     }
 
-    /// Takes an id of a dead engine again, for the same host's association. `None` if it is taken
-    /// or invalid.
+    /// A dead engine's id, for its host; `None` if taken or invalid.
     pub(crate) fn resume(
         &self,
         cntlid: u16,
@@ -166,7 +160,7 @@ impl Associations {
             && self.with(|t| {
                 let fresh = t.of.len() < MAX_CONTROLLERS && !t.of.contains_key(&cntlid);
                 if fresh {
-                    // Ids whose hosts have forgotten them are reused last.
+                    // Ids forgotten by their hosts are reused last.
                     t.last = t.last.max(cntlid);
                     t.of.insert(
                         cntlid,
@@ -187,7 +181,7 @@ impl Associations {
         })
     }
 
-    /// The reactor of a controller, if it belongs to this host and subsystem.
+    /// If it belongs to this host and subsystem.
     pub(crate) fn find(
         &self,
         cntlid: u16,
@@ -275,7 +269,6 @@ mod tests {
         }
         let left = |t: &Associations| t.with(|t| t.left());
         assert_eq!(left(&table), 2 * KEPT_FOR);
-        // No controller gets more than its promise, unless the next ones still have enough.
         assert!(!greedy[0].has_room_for(65) && greedy[0].has_room_for(64));
         let later: Vec<_> = (0..KEPT_FOR).map(|_| begin().unwrap()).collect();
         assert!(later.iter().all(|one| one.promise(64) == 1));

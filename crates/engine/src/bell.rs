@@ -1,20 +1,18 @@
-//! Wakes threads of the engine; a message costs a system call only if the receiver sleeps.
+//! Wakes threads; a message costs a system call only if the receiver sleeps.
 //!
 //! **Design.** The sleeper sets its flag, then checks its ring again, with a full fence on both
-//! sides ([`Sleeper`]), so no wakeup is lost. Each thread has an eventfd. **Not here:** the
-//! messages ([`crate::reactor::mailbox`]).
+//! sides ([`Sleeper`]), so no wakeup is lost. **Not here:** messages ([`crate::reactor::mailbox`]).
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::*, fence};
 
-/// Whether a thread sleeps until its eventfd is rung.
 #[derive(Debug, Default)]
 pub struct Sleeper(AtomicBool);
 
 impl Sleeper {
-    /// Announces sleep. False if there is work, so that the thread must not sleep.
+    /// False if there is work: the thread must not sleep.
     pub fn fall_asleep(&self, nothing: impl FnOnce() -> bool) -> bool {
         self.0.store(true, SeqCst);
         fence(SeqCst);
@@ -29,7 +27,7 @@ impl Sleeper {
         self.0.store(false, SeqCst);
     }
 
-    /// Whether it must be woken to see an entry just added.
+    /// After an entry was added.
     #[inline]
     pub(crate) fn must_be_woken(&self) -> bool {
         fence(SeqCst);
@@ -37,7 +35,7 @@ impl Sleeper {
     }
 }
 
-/// Wakes a reactor, for other reactors.
+/// For other reactors.
 #[derive(Clone, Debug)]
 pub struct ReactorBell {
     pub asleep: Arc<Sleeper>,
@@ -53,7 +51,7 @@ impl ReactorBell {
         })
     }
 
-    /// Wakes the reactor if necessary, to see an entry just added.
+    /// After an entry was added.
     #[inline]
     pub fn ring(&self) {
         if self.asleep.must_be_woken() {
@@ -61,7 +59,7 @@ impl ReactorBell {
         }
     }
 
-    /// Whether it seems to sleep.
+    /// Only approximately.
     #[inline]
     pub fn sleeps(&self) -> bool {
         self.asleep.0.load(Relaxed)

@@ -1,6 +1,5 @@
-//! Starts an engine, as a process (`forebay engine`) or inside a test. [`Engine::start`] makes the
-//! state region, the reactors and the control thread; [`Engine::join`] waits for the end. **Not
-//! here:** the command line.
+//! Starts an engine, as a process (`forebay engine`) or inside a test. **Not here:** the command
+//! line.
 
 use crate::bell::ControlBell;
 use crate::control::Control;
@@ -28,15 +27,15 @@ use std::thread::JoinHandle;
 pub struct EngineConfig {
     /// Path of the socket for the daemon.
     pub socket: PathBuf,
-    /// Its generation: larger than any before on these devices.
+    /// Larger than any before on these devices.
     pub generation: u64,
-    /// The state region's file; `None`: an anonymous file (tests).
+    /// State region; `None`: an anonymous file (tests).
     pub region: Option<PathBuf>,
     /// Number of reactors.
     pub reactors: usize,
-    /// CPUs to pin them to, round-robin; empty: not pinned.
+    /// CPUs to pin them to, round-robin; empty: none.
     pub cpus: Vec<usize>,
-    /// Seconds after which an engine that no daemon has configured ends.
+    /// Seconds after which it ends if no daemon has configured it.
     pub orphan_limit_s: u64,
 }
 
@@ -72,7 +71,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Starts an engine, which then listens for its daemon.
+    /// Starts an engine.
     ///
     /// # Errors
     /// See [`EngineError`].
@@ -80,7 +79,7 @@ impl Engine {
         Self::start_with(config, None)
     }
 
-    /// Starts an engine that already has a channel to its daemon.
+    /// Starts one with a channel to its daemon.
     ///
     /// # Errors
     /// See [`EngineError`].
@@ -98,7 +97,7 @@ impl Engine {
         let region = make_region(&config)?;
         let memory = Memory::create().map_err(system("making the engine's memory"))?;
         if channel.is_some() {
-            // A process of its own: any crash in it is this engine's.
+            // Any crash in this process is the engine's.
             crate::crash::record_in(&region).map_err(system("watching for crashes"))?;
         }
         let bell = ControlBell::new().map_err(system("making an eventfd"))?;
@@ -118,7 +117,7 @@ impl Engine {
                 start_reactor(NewReactor {
                     number,
                     cpu: (!config.cpus.is_empty()).then(|| config.cpus[number % config.cpus.len()]),
-                    // Read before any reactor is pinned: threads inherit the affinity.
+                    // Before any reactor is pinned: threads inherit the affinity.
                     everywhere: rustix::thread::sched_getaffinity(None).ok(),
                     region: region.clone(),
                     memory,
@@ -170,12 +169,9 @@ fn make_region(config: &EngineConfig) -> Result<Arc<Region>, EngineError> {
     Ok(Arc::new(region))
 }
 
-/// Parts of a reactor, moved to its thread.
 struct NewReactor {
     number: usize,
-    /// Its CPU; `None`: any.
     cpu: Option<usize>,
-    /// The affinity of the whole process.
     everywhere: Option<CpuSet>,
     region: Arc<Region>,
     memory: &'static Memory,
@@ -185,7 +181,6 @@ struct NewReactor {
     links: Links,
 }
 
-/// Starts a reactor's thread; returns when it runs.
 fn start_reactor(new: NewReactor) -> Result<JoinHandle<()>, EngineError> {
     let number = new.number;
     let (started, starting) = mpsc::channel();
@@ -213,7 +208,7 @@ fn start_reactor(new: NewReactor) -> Result<JoinHandle<()>, EngineError> {
 impl NewReactor {
     fn make(self) -> Result<Reactor, EngineError> {
         let Self { number, region, .. } = self;
-        // An engine on other CPUs is better than none. The daemon warns and retries.
+        // The daemon warns and retries.
         let cpu = self.cpu.filter(|cpu| {
             let pinned = pin(*cpu);
             if let Err(error) = &pinned {
@@ -221,7 +216,7 @@ impl NewReactor {
             }
             pinned.is_ok()
         });
-        // The ring belongs to the thread that uses it.
+        // It belongs to the thread that uses it.
         let options = RingOptions {
             // More than one hung device can occupy.
             iowq_bounded: 16,

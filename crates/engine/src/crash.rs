@@ -1,9 +1,8 @@
-//! Records a crash in the state region, so that the daemon knows which reactor crashed and can
-//! blame its command.
+//! Records a crash in the state region, so that the daemon can blame the reactor's command.
 //!
-//! **Design.** A handler for crash signals (a panic aborts, which is one) stores one word in the
-//! region's header; then the signal takes its usual effect. The handler only loads and stores. It
-//! runs on the standard library's alternate stack. The panic's message is already in the log.
+//! **Design.** A handler for crash signals (a panic aborts) stores one word, with loads and stores
+//! only, on the standard library's alternate stack; then the signal takes its usual effect. The
+//! panic's message is already in the log.
 
 #![allow(unsafe_code)]
 
@@ -34,7 +33,7 @@ pub(crate) fn this_is_reactor(number: usize) {
     REACTOR.set(number as u64 + 1);
 }
 
-/// Records crashes of this process in this region, which stays mapped from now on.
+/// The region stays mapped from now on.
 ///
 /// # Errors
 /// Those of the system.
@@ -61,7 +60,7 @@ extern "C" fn on_crash(signal: libc::c_int) {
     // SAFETY: null, or a word of a mapping that is never unmapped (see `record_in`).
     if let Some(crash) = unsafe { CRASH.load(Acquire).as_ref() } {
         let word = u64::from(signal.unsigned_abs()) << 32 | REACTOR.get();
-        // Only the first crash counts: later ones may be its consequence.
+        // Later crashes may be a consequence.
         let _ = crash.compare_exchange(0, word, Release, Relaxed);
     }
     // SAFETY: raise is async-signal-safe. The usual effect follows when this returns: the handler

@@ -1,8 +1,7 @@
 //! The exports, for lookups by the listener and discovery controllers.
 //!
-//! **Design.** A snapshot behind a mutex: the control thread replaces it, and admin paths clone it
-//! (one reference count). A host's subsystem list is made once after each change. **Not here:**
-//! lanes, which hold the same configuration.
+//! **Design.** A snapshot behind a mutex, cloned on admin paths (one reference count). A host's
+//! list is made once after each change. **Not here:** lanes, which hold the same configuration.
 
 use forebay_nvme::Nqn;
 use forebay_nvme::controller::Ana;
@@ -19,27 +18,25 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    /// Whether a host may connect over the network.
+    /// Over the network.
     pub(crate) fn allows(&self, host_nqn: &str) -> bool {
         !self.config.frontend.is_machine()
             && (self.config.any_host || self.config.hosts.contains(host_nqn))
     }
 }
 
-/// A port of all subsystems; it may not be open yet.
+/// Of all subsystems; it may not be open yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Port {
-    /// Address; a wildcard is every address with this TCP port.
+    /// A wildcard is every address with this TCP port.
     pub address: SocketAddr,
-    /// Port Identifier.
     pub id: u16,
-    /// ANA state of the namespaces through this port.
     pub ana: Ana,
 }
 
-/// The port of a connection: the one with its local address, else a wildcard with its TCP port.
+/// The one with the local address, else a wildcard with its TCP port.
 pub(crate) fn port_of(ports: &[Port], local: SocketAddr) -> Option<&Port> {
-    // Without the parts that only this machine knows: the scope, and IPv4 mapped to IPv6.
+    // Without the scope, and IPv4 mapped to IPv6.
     let plain = |a: SocketAddr| SocketAddr::new(a.ip().to_canonical(), a.port());
     let exact = |p: &&Port| plain(p.address) == plain(local);
     let any = |p: &&Port| {
@@ -48,7 +45,6 @@ pub(crate) fn port_of(ports: &[Port], local: SocketAddr) -> Option<&Port> {
     (ports.iter().find(exact)).or_else(|| ports.iter().find(any))
 }
 
-/// The subsystems that one host may use.
 #[derive(Debug)]
 pub(crate) struct Subsystems {
     pub nqns: Vec<Nqn>,
@@ -87,9 +83,8 @@ struct Snapshot {
     exports: Arc<Vec<Served>>,
     addresses: Arc<Vec<String>>,
     ports: Arc<Vec<Port>>,
-    /// Lists made since the last change.
+    /// Since the last change.
     lists: BTreeMap<Nqn, Arc<Subsystems>>,
-    /// Exports visited for that.
     #[cfg(test)]
     looked: u64,
 }
@@ -120,7 +115,7 @@ impl ExportTable {
                 s.looked += all.len() as u64;
             }
             if Arc::ptr_eq(&s.exports, &all) {
-                // No more hosts than there can be at once.
+                // As many hosts as there can be at once.
                 if s.lists.len() >= MAX_CONTROLLERS {
                     s.lists.clear();
                 }
@@ -135,7 +130,6 @@ impl ExportTable {
         self.with(|s| s.looked)
     }
 
-    /// The addresses of open ports.
     pub(crate) fn addresses(&self) -> Arc<Vec<String>> {
         self.with(|s| s.addresses.clone())
     }
@@ -144,7 +138,7 @@ impl ExportTable {
         self.with(|s| s.ports.clone())
     }
 
-    /// The export of this subsystem, if served over the network.
+    /// If served over the network.
     pub(crate) fn by_nqn(&self, nqn: &str) -> Option<Served> {
         let all = self.all();
         let mut all = all.iter().filter(|e| !e.config.frontend.is_machine());
@@ -174,7 +168,7 @@ impl ExportTable {
         self.with(|s| s.addresses = Arc::new(addresses));
     }
 
-    /// Adds or updates a port; returns all ports.
+    /// Returns all ports.
     pub(crate) fn set_port(&self, port: Port) -> Arc<Vec<Port>> {
         self.with(|s| {
             let mut ports = (*s.ports).clone();

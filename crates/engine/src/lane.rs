@@ -1,7 +1,7 @@
 //! A lane: one export's private path through a reactor.
 //!
-//! **Design.** All connections of an export are on one reactor, so a lane has one writer and needs
-//! no lock. Its statistics are in the state region. **Not here:** admission
+//! **Design.** All connections of an export are on one reactor, so a lane has one writer and no
+//! lock. Its statistics are in the state region. **Not here:** admission
 //! ([`crate::core::Admission`]).
 
 use crate::volume::Volume;
@@ -15,22 +15,21 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// A lane's slot: the same number in the state region and in its reactor.
+/// Its slot in the state region and in its reactor.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct LaneIndex(pub u32);
 
-/// Statistics of a volume that only the owner knows.
+/// Known only to the owner.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct VolumeStatistics {
-    /// Allocated bytes; `None`: unknown, reported as the volume's size.
+    /// `None`: unknown, reported as the volume's size.
     pub used_bytes: Option<u64>,
     /// Free space that it may still take, per cent.
     pub spare_percent: u8,
-    /// Below this, `spare_percent` is a warning.
+    /// Below this, it is a warning.
     pub spare_threshold_percent: u8,
-    /// Critical Warning bits of the SMART / Health Information log page (Base 2.0, 5.16.1.3).
+    /// Critical Warning bits of the SMART / Health Information log (Base 2.0, 5.16.1.3).
     pub warnings: u8,
-    /// The export's earlier statistics.
     pub past: Past,
 }
 
@@ -46,11 +45,11 @@ impl Default for VolumeStatistics {
     }
 }
 
-/// Commands that succeeded as soon as they began, counted together.
+/// Commands that succeeded at once, counted together.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct AtOnce {
     any: bool,
-    /// Number and bytes: reads, then writes.
+    /// (Number, bytes) of reads and writes.
     kinds: [(u64, u64); 2],
 }
 
@@ -69,12 +68,12 @@ impl AtOnce {
     }
 }
 
-/// A volume's tenant, and its part of the tenant's budget.
+/// A volume's part of its tenant's budget.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Share {
-    /// The tenant's slot in the state region.
+    /// Slot in the state region.
     pub tenant: u32,
-    /// `None`: an equal part, without its own limit.
+    /// `None`: an equal part, no limit of its own.
     pub budget: Option<Budget>,
 }
 
@@ -83,21 +82,19 @@ pub struct Lane {
     pub index: LaneIndex,
     pub volume: Arc<Volume>,
     pub reservations: Arc<Reservations>,
-    /// Access of VMs, which cannot register.
+    /// VMs cannot register.
     pub machines_may: Access,
     pub figures: VolumeStatistics,
     /// `None`: nothing is charged.
     pub share: Option<Share>,
     pub export: Arc<ExportConfig>,
-    /// Commands in flight; the lane can go only at zero.
+    /// The lane can go only at zero.
     pub in_flight: u32,
-    /// Slices at devices.
     pub slices: u32,
-    /// Slices that other reactors carry out.
+    /// Carried out by other reactors.
     pub away: u32,
-    /// The export is removed; the lane waits for its commands.
     pub removed: bool,
-    /// The highest commit requested from the owner.
+    /// The highest one.
     pub commit_asked: u64,
     region: Arc<Region>,
 }
@@ -135,8 +132,7 @@ impl Lane {
         &self.region.lanes()[self.index.0 as usize]
     }
 
-    /// Counts commands that ended at once, and clears the counter. `ns`: time since they were
-    /// taken, called only if there are any.
+    /// `ns`: time since they were taken, called only if there are any.
     #[inline]
     pub fn count_at_once(&self, ended: &mut AtOnce, ns: impl FnOnce() -> u64) {
         if std::mem::take(&mut ended.any) {
@@ -192,7 +188,7 @@ impl Lane {
     }
 }
 
-/// Whole hours since this time (seconds since the epoch; 0: unknown).
+/// Seconds since the epoch; 0: unknown.
 fn hours_since(created_s: u64) -> u128 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let now_s = now.map_or(0, |now| now.as_secs());
@@ -202,7 +198,6 @@ fn hours_since(created_s: u64) -> u128 {
     }
 }
 
-/// Asserts that `ops` commands were counted, each with a non-zero time.
 #[cfg(test)]
 pub(crate) fn assert_times(record: &LaneRecord, ops: u64) {
     use forebay_xlate::boundary::region::{TimesOf, latency_bucket};

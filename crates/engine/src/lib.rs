@@ -1,13 +1,11 @@
 //! # The engine: the data plane
 //!
-//! It serves exports to tenants: takes commands, translates them, moves their bytes.
-//!
 //! **Design.** One control thread ([`control`]) talks with the daemon, opens devices, accepts
 //! connections, and alone writes translation tables. Each reactor ([`reactor`]) is a thread with
-//! one io_uring. It owns its lanes, connections ([`frontend`]) and commands in flight ([`core`]).
-//! Threads communicate by bounded rings ([`reactor::mailbox`]). A busy reactor polls; an idle one
-//! sleeps in one `io_uring_enter`. The I/O path does not allocate, lock, log or block. A successor
-//! continues a dead engine's work ([`takeover`]).
+//! one io_uring, and owns its lanes, connections ([`frontend`]) and commands ([`core`]). They
+//! communicate by bounded rings ([`reactor::mailbox`]). A busy reactor polls; an idle one sleeps in
+//! one `io_uring_enter`. The I/O path does not allocate, lock, log or block. A successor continues
+//! a dead engine's work ([`takeover`]).
 //!
 //! **Not here:** the catalog, and decisions about space: it asks the owner (a fault) and obeys it
 //! (grant, revoke).

@@ -1,7 +1,6 @@
-//! Limits of one VM, which the documentation is compared with. Each is the enforced constant under
-//! another name.
+//! Limits of one VM, for comparison with the documentation.
 
-/// Commands in flight of one NVMe controller, over all its queues.
+/// Commands in flight of one NVMe controller.
 pub const NVME_COMMANDS: usize = crate::frontend::vfio_user::COMMANDS_IN_HAND;
 /// Entries of a VM's queue.
 pub const QUEUE_ENTRIES: u16 = forebay_virtio::ring::MAX_QUEUE_SIZE;
@@ -13,7 +12,7 @@ pub const PIECES: usize = forebay_guest::MAX_PIECES;
 pub const MEMORY_REGIONS: usize = crate::frontend::vm::client::LIMITS.regions;
 /// Bytes of a VM's memory.
 pub const MEMORY_BYTES: u64 = crate::frontend::vm::client::LIMITS.bytes;
-/// Descriptors that a client has handed over.
+/// Descriptors of a client.
 pub const DESCRIPTORS: usize = crate::frontend::vm::client::MAX_DEPOSITS;
 /// Descriptors in one message.
 pub const DESCRIPTORS_AT_ONCE: usize = crate::frontend::vm::client::MAX_DESCRIPTORS;
@@ -21,9 +20,9 @@ pub const DESCRIPTORS_AT_ONCE: usize = crate::frontend::vm::client::MAX_DESCRIPT
 pub const MESSAGE_NS: u64 = crate::frontend::vm::client::MESSAGE_LIMIT_NS;
 /// Time limit for a client's answer, in nanoseconds.
 pub const ASK_NS: u64 = crate::frontend::vfio_user::ASK_NS;
-/// Concurrent commands with data in memory that came without a descriptor.
+/// Concurrent commands on memory without a descriptor.
 pub const ASKING: usize = crate::frontend::vfio_user::ASKING;
-/// Parts of a client's pinned memory that are registered with the reactor's ring.
+/// Pinned memory parts registered with the ring.
 pub const HELD_PARTS: usize = crate::frontend::vm::client::MAX_REGISTERED;
 /// Ring entries of these parts.
 pub const HELD_ENTRIES: usize = crate::frontend::vm::client::MAX_REGISTERED_ENTRIES;

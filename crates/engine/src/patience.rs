@@ -1,9 +1,8 @@
-//! How long a test waits for events from elsewhere. A limit by time instead of turns suits a busy
-//! machine.
+//! How long a test waits for events: by time, which suits a busy machine.
 
 use std::time::{Duration, Instant};
 
-/// Turns for at most a minute, with short sleeps; the loop leaves when its event has come.
+/// At most a minute, with short sleeps.
 pub(crate) fn patiently() -> impl Iterator<Item = ()> {
     let end = Instant::now() + Duration::from_secs(60);
     let mut turn = 0u32;

@@ -4,7 +4,7 @@
 use forebay_xlate::boundary::region::Region;
 use std::sync::Arc;
 
-/// Leaks a reference: an engine has one region until its process ends.
+/// An engine has one region until its process ends.
 pub(crate) fn keep_for_ever(region: &Arc<Region>) -> &'static Region {
     Box::leak(Box::new(region.clone()))
 }

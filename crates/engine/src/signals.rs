@@ -1,17 +1,14 @@
-//! Resets inherited signal settings, so that the parent (a terminal, nohup, a service manager) does
-//! not decide which signals end Forebay.
+//! Resets inherited signal settings, so that the parent does not decide which signals end Forebay.
 //!
-//! **Design.** No signal is blocked. SIGTERM, SIGINT and signals about crashes or children keep
-//! their usual effect; all others are ignored. So a write beyond the file size limit is an error of
-//! the call. **Not here:** the daemon's reactions to signals.
+//! **Design.** None is blocked. SIGTERM, SIGINT and signals about crashes or children keep their
+//! usual effect; others are ignored, so a write beyond the file size limit is an error of the call.
 
 #![allow(unsafe_code)]
 
 use std::io;
 use std::ptr::null_mut;
 
-/// Signals with their usual effect. Not those of [`crate::crash`]: the standard library handles
-/// some of them.
+/// Those of [`crate::crash`] are left: the standard library handles some.
 const USUAL: [libc::c_int; 5] = [
     libc::SIGTERM,
     libc::SIGINT,
@@ -34,14 +31,13 @@ const IGNORED: [libc::c_int; 16] = [
     libc::SIGSTKFLT,
     libc::SIGXFSZ,
     libc::SIGXCPU,
-    // These would stop the process, and with it all I/O.
+    // These would stop all I/O.
     libc::SIGTSTP,
     libc::SIGTTIN,
     libc::SIGTTOU,
 ];
 
-/// Resets inherited signals. Call it before any thread starts, because each thread has its own
-/// mask.
+/// Resets inherited signals. Call it before any thread starts, because each has its own mask.
 ///
 /// # Errors
 /// Those of the system.

@@ -1,10 +1,9 @@
-//! A volume in the data path: geometry, translation table, commits, and the devices that it may
-//! have written to.
+//! A volume in the data path: geometry, translation table, commits, written devices.
 //!
-//! **Design.** The control thread (the only writer) and the reactors share it. Growth makes a new
-//! value that shares the counters and the table's leaves. A device counts as written for good, from
-//! the first grant that allows it. A new engine gets every outstanding grant again, so its set
-//! covers a dead engine's writes. **Not here:** extents' states (the pool).
+//! **Design.** The control thread (the only writer) and reactors share it. Growth makes a new value
+//! with shared counters and leaves. A device counts as written for good, from the first grant that
+//! allows writes. A new engine gets every outstanding grant again, so its set covers a dead
+//! engine's writes.
 
 use forebay_xlate::boundary::message::VolumeConfig;
 use forebay_xlate::table::Table;
@@ -15,9 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering::*};
 #[derive(Debug, Default)]
 struct Commits {
     granted: AtomicU64,
-    /// Everything up to this sequence is durable.
+    /// Durable up to here.
     committed: AtomicU64,
-    /// Bit by device: a grant has allowed writes to it.
+    /// Bit by device: writes were allowed.
     devices: [AtomicU64; 4],
 }
 
@@ -25,13 +24,13 @@ struct Commits {
 pub struct Volume {
     pub config: VolumeConfig,
     pub table: Table,
-    /// log2 of the extent's bytes.
+    /// log2 of bytes.
     pub extent_shift: u32,
     commits: Arc<Commits>,
 }
 
 impl Volume {
-    /// A volume without translations; `None` if the geometry is invalid.
+    /// `None` if the geometry is invalid.
     pub fn new(config: VolumeConfig) -> Option<Self> {
         let valid = config.extent_bytes.is_power_of_two()
             && config.block_bytes.is_power_of_two()
@@ -51,7 +50,7 @@ impl Volume {
         })
     }
 
-    /// The volume with a larger size; `None` for any other change.
+    /// `None` for any other change.
     pub fn grown(&self, config: VolumeConfig) -> Option<Self> {
         let same = config.block_bytes == self.config.block_bytes
             && config.extent_bytes == self.config.extent_bytes
@@ -81,12 +80,12 @@ impl Volume {
         self.config.size_bytes / u64::from(self.config.block_bytes)
     }
 
-    /// Call it before a grant with this commit sequence (0: durable) is installed.
+    /// Call it before the grant (0: durable) is installed.
     pub fn granted(&self, sequence: u64) {
         self.commits.granted.fetch_max(sequence, SeqCst);
     }
 
-    /// Call it before a grant that allows writes to this device is installed.
+    /// Call it before the grant is installed.
     pub fn may_write_to(&self, device: DeviceIndex) {
         let bit = 1u64 << (device.0 % 64);
         let set = &self.commits.devices[usize::from(device.0 / 64)];
@@ -95,7 +94,7 @@ impl Volume {
         }
     }
 
-    /// The devices that a FLUSH which begins now must cover.
+    /// A FLUSH that begins now must cover these.
     pub fn written_devices(&self) -> impl Iterator<Item = DeviceIndex> + Clone + use<> {
         let sets: [u64; 4] = std::array::from_fn(|i| self.commits.devices[i].load(Acquire));
         (0..=u8::MAX)
@@ -107,7 +106,7 @@ impl Volume {
         self.commits.committed.fetch_max(sequence, SeqCst);
     }
 
-    /// The commit that a FLUSH which begins now must wait for; 0 if all is durable.
+    /// A FLUSH that begins now must wait for this; 0: none.
     pub fn uncommitted(&self) -> u64 {
         let granted = self.commits.granted.load(Acquire);
         if granted > self.commits.committed.load(Acquire) {

@@ -1,10 +1,9 @@
-//! Admission as set by the daemon: parameters, costs, tenants, and volumes' tenants.
+//! Admission as set by the daemon: parameters, costs, and tenants.
 //!
 //! **Design.** A tenant has a slot in the state region, in each reactor's scheduler and in their
 //! shared ledger. New parameters make a new admission for each reactor; a budget is posted alone.
-//! The ledger stays, and with it credit. A released slot is reused last, because a reactor may
-//! still write its record. **Not here:** the use of admission ([`crate::qos`]), and promises (the
-//! daemon).
+//! The ledger, and so credit, stays. A released slot is reused last, because a reactor may still
+//! write its record. **Not here:** its use ([`crate::qos`]), and promises (the daemon).
 
 use super::Control;
 use crate::core::Admission;
@@ -19,7 +18,6 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 
 pub(super) struct TenantSlots {
-    /// The scheduling in use, and its ledger.
     on: Option<(Box<Scheduling>, Arc<Ledger>)>,
     tenants: BTreeMap<TenantId, SlotOwner>,
     free: VecDeque<u32>,
@@ -29,7 +27,7 @@ pub(super) struct TenantSlots {
 struct SlotOwner {
     slot: u32,
     budget: Budget,
-    /// Its base has precedence if bases exceed the node's resources.
+    /// Its base has precedence.
     guaranteed: bool,
 }
 
@@ -74,7 +72,7 @@ impl TenantSlots {
                 return Err(format!("a node that has no {name} admits nothing"));
             }
         }
-        // One processor per reactor; those of its helpers are added while they help.
+        // One processor each; helpers' are added while they help.
         let per_second = capacity.capacity(1).per_second();
         let costs = scheduling.cost_table();
         let make = |_| {
@@ -89,7 +87,6 @@ impl TenantSlots {
     }
 }
 
-/// Resets a tenant's record, for a new tenant or for none.
 fn begin(record: &TenantRecord, tenant: Option<TenantId>) {
     record.tenant.store(0, Relaxed);
     for cell in record.sums().into_iter().chain(record.gauges()) {
@@ -99,7 +96,7 @@ fn begin(record: &TenantRecord, tenant: Option<TenantId>) {
 }
 
 impl Control {
-    /// Sets scheduling; `None` forgets tenants and shares.
+    /// `None` forgets tenants and shares.
     pub(super) fn set_scheduling(
         &mut self,
         scheduling: Option<Box<Scheduling>>,
@@ -132,8 +129,7 @@ impl Control {
         Ok(())
     }
 
-    /// Sets a tenant's budget, and the `credit` of a new tenant. `None` removes the tenant and its
-    /// volumes' shares.
+    /// `credit`: of a new tenant. `None` removes the tenant and its shares.
     pub(super) fn set_tenant_budget(
         &mut self,
         tenant: TenantId,
@@ -190,7 +186,7 @@ impl Control {
                 let record = &self.region.tenants()[slot as usize];
                 begin(record, Some(tenant));
                 let [ops, bytes] = ledger.entry(slot as usize).save(&budget, credit);
-                // For a successor that must start at once.
+                // For a successor.
                 record.credit_ops.store(ops, Relaxed);
                 record.credit_bytes.store(bytes, Relaxed);
                 self.post_all(|| Post::NewTenant(slot));
@@ -200,7 +196,7 @@ impl Control {
         Ok(())
     }
 
-    /// Sets a volume's tenant, and a budget of its own.
+    /// With a budget of its own.
     pub(super) fn set_volume_budget(
         &mut self,
         volume: VolumeId,

@@ -1,11 +1,9 @@
-//! Connections across engines: the daemon keeps their sockets for the successor.
+//! Connections across engines.
 //!
-//! **Design.** Each accepted socket goes to the daemon at once, under a permanent number; its end
-//! is reported too. A successor gathers the dead engine's sockets from the daemon, converts them
-//! ([`crate::takeover`]) and waits for `Resume`. If the daemon dies before that, this engine stops,
-//! because it is unknown which generation is valid.
-//!
-//! **Not here:** the conversion, and the reactors' use of their parts.
+//! **Design.** The daemon gets each accepted socket at once, under a permanent number, and its end.
+//! A successor gathers a dead engine's sockets from the daemon, converts them ([`crate::takeover`])
+//! and waits for `Resume`. If the daemon dies before, it stops, because it is unknown which
+//! generation is valid.
 
 use super::Control;
 use super::machines::{self, Converted, Gathered};
@@ -23,24 +21,20 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 
-/// Reason for the end of a connection without a descriptor.
 const NO_DESCRIPTOR: &str = "this engine had no descriptors left";
 
-/// State of the take-over.
 #[derive(Debug, Default)]
 pub(super) enum Handover {
     /// None, or finished.
     #[default]
     None,
-    /// The daemon sends the state. The connections here are those without a descriptor.
+    /// The numbers are connections without a descriptor.
     Gathering(u64, Pending, Vec<u64>, Vec<Gathered>),
-    /// Converted; waits for `Resume`.
     Converted(Inheritance, Vec<u64>, Converted),
 }
 
-/// The listener's notifications, carried out.
 pub(super) struct Sockets<'a> {
-    /// To a daemon that has greeted. A failed send shows at the channel's next event.
+    /// A failed send shows at the channel's next event.
     channel: Option<&'a mut Channel>,
     sockets: &'a mut BTreeMap<u64, Arc<OwnedFd>>,
     mailboxes: &'a mut [ToReactor],
@@ -91,7 +85,7 @@ impl Control {
     ) {
         let mut descriptors = descriptors.into_iter();
         let begun = match (descriptors.next(), descriptors.next()) {
-            // An engine that already serves has conflicting records.
+            // An engine that serves has conflicting records.
             _ if self.listener.listeners().next().is_some()
                 || !self.sockets.is_empty()
                 || self.has_machines() =>
@@ -109,7 +103,7 @@ impl Control {
         }
     }
 
-    /// Adds connections of the dead engine. One without a descriptor ends.
+    /// One without a descriptor ends.
     pub(super) fn gather(&mut self, sockets: Vec<u64>, descriptors: Vec<OwnedFd>) {
         let Handover::Gathering(_, pending, without, _) = &mut self.handover else {
             return;
@@ -132,7 +126,7 @@ impl Control {
         }
     }
 
-    /// Adds descriptors deposited by the last of these clients.
+    /// Of the last of these clients.
     pub(super) fn gather_deposits(&mut self, numbers: &[u32], descriptors: Vec<OwnedFd>) {
         if let Handover::Gathering(_, _, _, machines) = &mut self.handover
             && let Some(machine) = machines.last_mut()
@@ -141,7 +135,6 @@ impl Control {
         }
     }
 
-    /// All state has come: converts it.
     pub(super) fn convert(&mut self) {
         let (request, pending, without, machines) = match std::mem::take(&mut self.handover) {
             Handover::Gathering(request, pending, without, machines) => {
@@ -192,7 +185,7 @@ impl Control {
         self.handover = Handover::Converted(inheritance, without, machines);
     }
 
-    /// From here on this engine's records are valid: serves the inherited connections.
+    /// From here on this engine's records are valid.
     pub(super) fn resume(&mut self) -> Result<(), String> {
         let (inheritance, without, machines) = match std::mem::take(&mut self.handover) {
             Handover::Converted(inheritance, without, machines) => (inheritance, without, machines),
@@ -232,19 +225,19 @@ impl Control {
             listener.readmit(socket, fd, welcomed, exports, &mut out);
         }
         for (socket, fd, _) in inheritance.closed {
-            // The daemon holds it too, so a close alone would not reach the host.
+            // The daemon holds it too.
             let _ = rustix::net::shutdown(&fd, rustix::net::Shutdown::Both);
             self.say(&FromEngine::SocketGone { socket });
         }
         self.close_machines(machines);
-        // The daemon has the only descriptors of these.
+        // The daemon has the only descriptors.
         for socket in without {
             self.say(&FromEngine::SocketGone { socket });
         }
         Ok(())
     }
 
-    /// The daemon went away: its decision is unknown.
+    /// The daemon's decision is unknown.
     pub(super) fn give_up_handover(&mut self) {
         if !matches!(self.handover, Handover::None) {
             self.handover = Handover::None;

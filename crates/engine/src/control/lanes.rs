@@ -1,7 +1,5 @@
-//! The served exports: their reactors and lanes.
-//!
-//! **Design.** A lane's slot is in use until its reactor reports that the lane is gone. **Not
-//! here:** the lane itself ([`crate::lane`]).
+//! The served exports: their reactors and lanes. A lane's slot is in use until its reactor reports
+//! that it is gone. **Not here:** the lane ([`crate::lane`]).
 
 use super::translate::ServedVolumes;
 use crate::lane::LaneIndex;
@@ -34,7 +32,6 @@ impl Default for Lanes {
 }
 
 impl Lanes {
-    /// The reactor with the fewest exports.
     pub(super) fn idlest_reactor(&self, reactors: usize) -> usize {
         let mut exports = vec![0u32; reactors];
         for known in self.exports.values() {
@@ -44,7 +41,7 @@ impl Lanes {
         all.min_by_key(|reactor| exports[*reactor]).unwrap_or(0)
     }
 
-    /// Exports whose volumes are served.
+    /// With a served volume.
     pub(super) fn served(&self, volumes: &ServedVolumes) -> ServedLanes {
         let lane = |known: &KnownExport| {
             Some(ServedLane {
@@ -62,7 +59,6 @@ impl Lanes {
             .collect()
     }
 
-    /// A VM's export, and its reactor.
     pub(super) fn of_machine(&self, export: ExportId) -> Option<(Arc<ExportConfig>, usize)> {
         let known = self.exports.get(&export)?;
         let is_machine = known.config.frontend.is_machine();
@@ -70,7 +66,6 @@ impl Lanes {
     }
 }
 
-/// Clears a lane's record from its earlier use.
 pub(super) fn clear(record: &LaneRecord) {
     for gauge in [
         &record.in_flight,

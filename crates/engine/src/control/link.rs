@@ -1,7 +1,6 @@
-//! The socket to the daemon.
-//!
-//! **Design.** Messages without room wait in the channel; the socket is polled for room only then.
-//! A failed send counts as a hangup. **Not here:** the messages ([`super::Control`]).
+//! The socket to the daemon. Messages without room wait in the channel, and the socket is polled
+//! for room only then. A failed send counts as a hangup. **Not here:** messages
+//! ([`super::Control`]).
 
 use super::KEY_CHANNEL;
 use forebay_xlate::boundary::message::FromEngine;
@@ -14,7 +13,7 @@ pub(super) struct Link {
     epoll: Arc<OwnedFd>,
     pub channel: Option<Channel>,
     wants_write: bool,
-    /// Whether `Hello` came on this channel.
+    /// By `Hello`.
     pub greeted: bool,
 }
 
@@ -46,7 +45,7 @@ impl Link {
         old
     }
 
-    /// Sends to a daemon that has greeted; false if it hung up.
+    /// False if it hung up.
     pub(super) fn send(&mut self, message: &FromEngine, descriptors: Vec<Arc<OwnedFd>>) -> bool {
         if !self.greeted {
             return true;
@@ -55,7 +54,7 @@ impl Link {
         channel.is_none_or(|channel| channel.send_shared(message, descriptors).is_ok())
     }
 
-    /// Sends waiting messages, and polls for room while any are left; false if it hung up.
+    /// Polls for room while messages are left; false if it hung up.
     pub(super) fn settle(&mut self) -> bool {
         let Some(channel) = self.channel.as_mut() else {
             return true;
@@ -74,7 +73,6 @@ impl Link {
         true
     }
 
-    /// The other end is unknown again.
     pub(super) fn forget(&mut self) {
         self.greeted = false;
         self.wants_write = false;

@@ -23,7 +23,7 @@ impl Control {
         match message {
             ToEngine::Hello { version, pool, .. } => {
                 if version != BOUNDARY_VERSION || self.pool.id != [0; 16] && self.pool.id != pool {
-                    // Identify the engine, so that the daemon can report it; then hang up.
+                    // So that the daemon can report it.
                     self.link.greeted = true;
                     let welcome = FromEngine::Welcome {
                         version: BOUNDARY_VERSION,
@@ -284,7 +284,7 @@ impl Control {
                     ));
                 };
                 self.lanes.used[slot] = true;
-                // The volume's reactor knows what an earlier export has left at devices.
+                // The volume's reactor knows an earlier export's operations.
                 let lanes = self.region.lanes().iter().zip(&self.lanes.used);
                 let left = lanes
                     .filter(|(record, used)| {
@@ -325,7 +325,7 @@ impl Control {
             .unwrap_or_default();
         new.share = self.budgets.share(config.volume);
         self.mailboxes[reactor].post(Post::Lane(Box::new(new), request));
-        // Set the lane first: a host that finds the export can then be served.
+        // The lane comes first, so that hosts can be served.
         self.exports.set(Served { config, reactor });
         self.post_all(|| Post::Frontend(Box::new(TcpMessage::DiscoveryChanged)));
         Ok(())
@@ -346,8 +346,8 @@ impl Control {
         let mailbox = &mut self.mailboxes[known.reactor];
         mailbox.post(Post::RemoveLane(known.lane, export, request));
         self.post_all(|| Post::Frontend(Box::new(TcpMessage::DiscoveryChanged)));
-        // New hosts cannot reach it. Connected hosts are shut out before `ExportSettled`; their
-        // operations at devices may hang, and the revokes wait for them.
+        // New hosts cannot reach it. Others are shut out before `ExportSettled`; their operations
+        // at devices may hang, and revokes wait for them.
         self.done(request, Ok(()));
     }
 }

@@ -1,10 +1,10 @@
 //! The control thread: the engine's side of the boundary to the daemon.
 //!
-//! **Design.** One thread that sleeps in epoll on the daemon's socket, the listener's sockets and
-//! the reactors' bell. Only this thread writes translation tables. [`EngineSide`] decides about
-//! grants, faults, commits, releases, revokes and jobs; this module carries out the decisions.
-//! Without a daemon, granted ranges stay in use. **Not here:** tenants' commands ([`crate::core`]),
-//! other messages of the daemon ([`messages`]), devices ([`devices`]).
+//! **Design.** It sleeps in epoll on the daemon's socket, the listener's sockets and the reactors'
+//! bell, and alone writes translation tables. [`EngineSide`] decides about grants, faults, commits,
+//! releases, revokes and jobs; this module carries that out. Without a daemon, granted ranges stay
+//! in use. **Not here:** tenants' commands ([`crate::core`]), other messages ([`messages`]),
+//! [`devices`].
 
 mod budgets;
 mod devices;
@@ -50,7 +50,7 @@ use translate::{ServedVolumes, from_reactor};
 const KEY_LISTENER: u64 = 0xC0 << 56;
 const KEY_CHANNEL: u64 = 0xC1 << 56;
 const KEY_BELL: u64 = 0xC2 << 56;
-/// Interval in ms for the listener's time limits and full mailboxes.
+/// Of the listener's time limits and full mailboxes.
 const TICK_MS: i64 = 200;
 const IDLE_TICK_MS: i64 = 5_000;
 
@@ -72,13 +72,13 @@ pub(crate) struct Control {
     lanes: Lanes,
     figures: BTreeMap<VolumeId, VolumeStatistics>,
     budgets: budgets::TenantSlots,
-    /// Connections by number; the daemon holds their sockets too.
+    /// The daemon holds their sockets too.
     sockets: BTreeMap<u64, Arc<OwnedFd>>,
     handover: Handover,
     heart: Option<Heart>,
     side: EngineSide,
     reserves: reserve::Reserves,
-    /// Work requested by [`EngineSide`]; empty between steps.
+    /// Empty between steps.
     effects: Vec<Effect>,
     turns_ns: u64,
     end: End,
@@ -86,18 +86,16 @@ pub(crate) struct Control {
 
 #[derive(Default)]
 struct Pool {
-    /// Pool id; zeros until a daemon has greeted.
+    /// Zeros until a daemon has greeted.
     id: [u8; 16],
-    /// The grant table's descriptor, kept for the next daemon.
+    /// For the next daemon.
     grant_table: Option<OwnedFd>,
 }
 
 struct End {
-    /// The reactors are told to stop.
     stopping: bool,
-    /// Number of stopped reactors.
     stopped: usize,
-    /// The engine stops at this time if it has no daemon.
+    /// Without a daemon.
     orphan_at_ns: u64,
 }
 
@@ -166,7 +164,6 @@ impl Control {
         })
     }
 
-    /// Runs until the daemon says stop and every reactor has ended.
     pub(crate) fn run(mut self) {
         let mut events: Vec<epoll::Event> = Vec::with_capacity(64);
         while self.end.stopped < self.mailboxes.len() {
@@ -254,7 +251,7 @@ impl Control {
     }
 
     pub(crate) fn converse(&mut self, fd: OwnedFd) {
-        // The daemon's lock ensures that only one lives: the newest.
+        // The daemon's lock ensures that only the newest lives.
         self.lose_channel();
         self.link.begin(fd);
     }
@@ -267,7 +264,7 @@ impl Control {
         self.give_up_handover();
     }
 
-    /// Sends to the daemon if one has greeted. The next daemon gets all necessary state again.
+    /// Only if one has greeted; the next one gets all necessary state.
     fn say(&mut self, message: &FromEngine) {
         self.say_with(message, Vec::new());
     }
@@ -282,8 +279,7 @@ impl Control {
         }
     }
 
-    /// Closes the daemon's channel. Its earlier messages still count, as when its end is noticed
-    /// first: one may be `Stop`.
+    /// Its earlier messages still count: one may be `Stop`.
     fn lose_channel(&mut self) {
         if let Some(mut old) = self.link.end() {
             while let Ok(Some((message, descriptors))) = old.receive() {
@@ -310,7 +306,6 @@ impl Control {
         }
     }
 
-    /// A daemon's first message: sends it all state.
     fn welcome(&mut self) {
         let clone = |fd: std::os::fd::BorrowedFd<'_>| fd.try_clone_to_owned();
         let mut descriptors = Vec::new();
@@ -390,7 +385,7 @@ impl Control {
         self.carry_out();
     }
 
-    /// Carries out the requested effects in order; posts go out at the turn's end.
+    /// Posts go out at the turn's end.
     fn carry_out(&mut self) {
         let mut effects = std::mem::take(&mut self.effects);
         for effect in effects.drain(..) {
@@ -405,7 +400,7 @@ impl Control {
                 }
             }
         }
-        // No new effects were added; keep the allocation.
+        // Keep the allocation.
         self.effects = effects;
     }
 

@@ -1,11 +1,10 @@
 //! Reservations of volumes, between the daemon and the reactors.
 //!
-//! **Design.** The daemon's last state is kept for later lanes. For each volume the daemon has one
-//! request at a time, repeated to a new daemon. Others wait in a queue per host, served
-//! round-robin, so that a busy host cannot block one that fences it. If a reactor gives up a
-//! waiting request, it is dropped; one at the daemon keeps its place until the answer.
-//!
-//! **Not here:** decisions (the daemon's), and waiting commands (`tcp::reserve`).
+//! **Design.** The daemon's last state is kept for later lanes. The daemon has one request per
+//! volume at a time, repeated to a new daemon. Others wait in a queue per host, served round-robin,
+//! so that a busy host cannot block one that fences it. A request given up by its reactor is
+//! dropped, unless it is at the daemon. **Not here:** decisions (the daemon's), waiting commands
+//! (`tcp::reserve`).
 
 use super::Control;
 use crate::frontend::nvme_tcp::TcpMessage;
@@ -18,11 +17,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 struct ReserveQueue {
-    /// The request at the daemon.
+    /// At the daemon.
     now: ReserveAsk,
-    /// No reactor waits for `now`.
+    /// No reactor waits for it.
     is_gone: bool,
-    /// Other requests by host, the next one first; no queue is empty.
+    /// By host, the next first; none is empty.
     later: VecDeque<VecDeque<ReserveAsk>>,
 }
 
@@ -42,7 +41,7 @@ impl Reserves {
         self.asked.remove(&volume);
     }
 
-    /// Adds a request; true if it must go to the daemon now.
+    /// True if it must go to the daemon now.
     fn ask(&mut self, ask: ReserveAsk) -> bool {
         let Some(asked) = self.asked.get_mut(&ask.volume) else {
             let first = ReserveQueue {
@@ -72,7 +71,7 @@ impl Reserves {
         asked.later.retain(|of_host| !of_host.is_empty());
     }
 
-    /// The daemon has finished a request; returns the next one.
+    /// The next request, after the daemon's answer.
     fn next(&mut self, volume: VolumeId, token: ReserveToken) -> Option<ReserveAsk> {
         let asked = self.asked.get_mut(&volume)?;
         if asked.now.token != token {
@@ -90,7 +89,6 @@ impl Reserves {
         Some(next)
     }
 
-    /// Requests for a new daemon.
     fn again(&mut self) -> Vec<ReserveAsk> {
         let asked: Vec<(ReserveAsk, bool)> =
             (self.asked.values()).map(|a| (a.now, a.is_gone)).collect();
@@ -111,7 +109,7 @@ impl Control {
         }
     }
 
-    /// No reactor waits for the request. The daemon may have carried it out.
+    /// The daemon may still carry it out.
     pub(super) fn reserve_gone(&mut self, volume: VolumeId, token: ReserveToken) {
         self.reserves.gone(volume, token);
     }
@@ -128,7 +126,6 @@ impl Control {
         self.post_all(|| Post::Frontend(Box::new(TcpMessage::Reservations(volume, state.clone()))));
     }
 
-    /// The daemon has carried out or refused a request.
     pub(super) fn reserved(
         &mut self,
         token: ReserveToken,
@@ -169,7 +166,6 @@ mod tests {
         }
     }
 
-    /// The order in which requests go to the daemon, each answered before the next.
     fn asked(reserves: &mut Reserves, first: u64) -> Vec<u64> {
         let mut all = vec![first];
         while let Some(next) = reserves.next(V, token(all[all.len() - 1])) {
@@ -200,7 +196,6 @@ mod tests {
         for number in 1..6 {
             reserves.ask(ask(number as u8 % 2, number));
         }
-        // The first is at the daemon and keeps its place.
         for number in [1, 2, 4, 5] {
             reserves.gone(V, token(number));
         }

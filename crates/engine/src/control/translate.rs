@@ -1,5 +1,4 @@
-//! Carries out decisions of [`forebay_xlate::engine_side`] on the volumes' tables, and converts the
-//! reactors' messages for it. **Not here:** any decision.
+//! Carries out decisions of [`forebay_xlate::engine_side`], and converts reactors' messages for it.
 
 use crate::upcall;
 use crate::volume::Volume;
@@ -22,7 +21,7 @@ impl Words for ServedVolumes {
             return false;
         };
         let word = Word::from_bits(grant.word);
-        // State that FLUSH needs comes first, then the translation.
+        // State that FLUSH needs comes first.
         volume.granted(grant.commit_sequence);
         if word.claimed().writable() {
             volume.may_write_to(word.device());
@@ -59,7 +58,7 @@ impl Words for ServedVolumes {
     }
 }
 
-/// Converts a reactor's message about the protocol; returns any other message.
+/// Returns any other message.
 pub(super) fn from_reactor(upcall: upcall::Upcall) -> Result<Upcall, upcall::Upcall> {
     use upcall::Upcall as From;
     Ok(match upcall {
@@ -110,8 +109,8 @@ mod tests {
     use forebay_xlate::boundary::message::VolumeConfig;
     use forebay_xlate::{DeviceIndex, ExtentIndex};
 
-    /// A FLUSH after a claimed write must cover the device and wait for the mapping. So the state
-    /// for FLUSH is set at the grant, not at the claim.
+    /// A FLUSH after a claimed write must cover the device and wait for the mapping, so this is set
+    /// at the grant.
     #[test]
     fn a_flush_sees_a_place_ahead_like_any_grant() {
         let config = VolumeConfig {

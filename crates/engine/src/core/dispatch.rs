@@ -1,7 +1,5 @@
-//! Takes a command from one step to the next, to its devices, its waits and its end.
-//!
-//! **Design.** A step returns the next one ([`Next`]), and the command is handed to the part that
-//! carries it out. **Not here:** slices ([`crate::io::submit`]) and flushes ([`crate::io::flush`]).
+//! Takes a command from step to step. A step returns the next one ([`Next`]). **Not here:** slices
+//! ([`crate::io::submit`]), flushes ([`crate::io::flush`]).
 
 use super::Core;
 use crate::io::command::{IoOp, Stage, Token};
@@ -13,13 +11,12 @@ use forebay_nvme::Status;
 use forebay_xlate::kill_point;
 
 impl Core {
-    /// Continues a command from its present state.
     pub(super) fn dispatch(&mut self, token: Token) {
         let i = token.index();
         let io = &mut self.slab[i];
         let lane = self.lanes.get_mut(io.lane);
         let Some(lane) = lane.filter(|lane| !lane.removed) else {
-            // The volume may belong to another export by now.
+            // The volume may have another export by now.
             self.fail(token, Status::INVALID_NAMESPACE_OR_FORMAT);
             return;
         };
@@ -109,13 +106,12 @@ impl Core {
         if let Err(errno) = result {
             io.device_failed(errno, slice.span.write, self.lanes.get(io.lane));
         }
-        // A parked or waiting command checks the count when it resumes.
+        // Otherwise it checks the count when it resumes.
         if io.slices == 0 && io.stage == Stage::Moving {
             self.moved(Token::take(slice.io));
         }
     }
 
-    /// All slices are submitted: continues when they have ended.
     pub(super) fn moved(&mut self, token: Token) {
         let io = &mut self.slab[token.index()];
         if io.slices > 0 {

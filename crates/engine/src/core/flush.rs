@@ -1,9 +1,9 @@
 //! FLUSH, and the end of FUA: devices first, then the owner's commit.
 //!
-//! **Design.** A flush covers only devices that the volume was ever allowed to write to, so a
-//! missing, failed or unfenced device delays no other volume. Without uncommitted mappings it ends
-//! without the daemon (`shared/design.md`, "Order of durability"). **Not here:** merged device
-//! flushes ([`crate::io::flush`]).
+//! **Design.** A flush covers only devices that its volume was ever allowed to write to, so a
+//! missing or failed one delays no other volume. Without uncommitted mappings it ends without the
+//! daemon (`shared/design.md`, "Order of durability"). **Not here:** merged flushes
+//! ([`crate::io::flush`]).
 
 use super::Core;
 use crate::io::command::{Stage, Token};
@@ -26,7 +26,7 @@ impl Core {
             self.finish(token);
             return;
         };
-        // Read before the devices are chosen and flushed: later grants do not concern this command.
+        // Read first: later grants do not concern this command.
         let commit = lane.volume.uncommitted();
         let written = lane.volume.written_devices();
         if !self.devices.has_all(written.clone()) {

@@ -1,9 +1,8 @@
 //! Starts and ends Compare and compare-and-write.
 //!
-//! **Design.** A comparing command first reads; its data and the expected data are kept apart
-//! ([`crate::io::fused`]). While any compare is in progress, each command's end is checked here. A
-//! passed command's record is marked before its write goes to a device. **Not here:** recognizing
-//! pairs, and their answers (`nvme_tcp::fused`).
+//! **Design.** A comparing command first reads ([`crate::io::fused`]); while any is in progress,
+//! each command's end is checked here. A passed command is recorded before its write goes to a
+//! device. **Not here:** pairs and answers (`nvme_tcp::fused`).
 
 use super::Core;
 use crate::io::command::{IoOp, NewIo, Token};
@@ -11,23 +10,22 @@ use crate::io::fused::{Comparing, Expected, Judged, PIECE_BYTES, SMALL_PIECE_BYT
 use forebay_xlate::kill_point;
 
 impl Core {
-    /// Begins a Compare, whose buffer has the expected data, or a compare-and-write, which writes
-    /// its buffer if its block is as `expected`. A Write has already passed its compare in a dead
-    /// engine.
+    /// Begins a Compare (its buffer is expected), a compare-and-write (writes its buffer if the
+    /// block is as `expected`), or a Write that passed in a dead engine.
     ///
     /// # Errors
-    /// The command itself, if there is no room or no memory for it now.
+    /// The command, if there is no room now.
     pub fn start_comparing(&mut self, mut new: NewIo, expected: Expected<'_>) -> Result<(), NewIo> {
         self.settle_orphans();
         let served = self.lanes.get(new.lane).is_some_and(|lane| !lane.removed);
         if !served || !self.may_start(new.lane) {
             return self.start(new);
         }
-        // It cannot be refused from here on: its scratch buffer would count against it.
+        // Its own scratch buffer must not refuse it.
         let scratch = match new.op {
             IoOp::Compare { len_bytes, .. } => (self.staging.take(len_bytes.min(PIECE_BYTES)))
                 .or_else(|| self.staging.take(len_bytes.min(SMALL_PIECE_BYTES))),
-            // Read data, followed by expected data.
+            // Space for read and expected data.
             IoOp::CompareAndWrite { len_bytes, .. }
                 if expected.bytes.len() == len_bytes as usize =>
             {
@@ -58,7 +56,7 @@ impl Core {
         Ok(())
     }
 
-    /// Checks a command that is about to end; `None` if it must compare or write more.
+    /// `None` if it must compare or write more.
     #[cold]
     pub(super) fn compared(&mut self, token: Token) -> Option<Token> {
         let i = token.index();

@@ -1,7 +1,5 @@
-//! Starts jobs of the internal lane: the owner's zero-fills, flushes and waits for devices.
-//!
-//! **Design.** A job begins when its device is served, fenced and has room; others stay in order.
-//! **Not here:** the work of a job ([`crate::io::jobs`]).
+//! Starts jobs of the internal lane, when their device is served, fenced and has room. **Not
+//! here:** their work ([`crate::io::jobs`]).
 
 use super::Core;
 use crate::io::flush::Waiter;
@@ -12,7 +10,7 @@ use forebay_xlate::boundary::message::Job;
 
 impl Core {
     pub(super) fn advance_jobs(&mut self) {
-        // Jobs of a busy device stay, in order, and do not block those of others.
+        // Jobs of a busy device stay in order, and do not block others.
         for _ in 0..self.jobs.take_queued() {
             if let Some((job, work)) = self.jobs.queue.pop_front()
                 && !self.begin_job(job, work)
@@ -23,8 +21,8 @@ impl Core {
         (self.jobs).advance_all(&mut self.devices, self.clock.now_ns, &mut self.upcalls);
     }
 
-    /// Begins a job. False if its device has enough to do, or before its fence: an earlier engine's
-    /// zero-fill could land late and destroy newer data.
+    /// False if its device is busy, or before its fence: an earlier engine's zero-fill could land
+    /// late and destroy newer data.
     fn begin_job(&mut self, job: u64, work: Job) -> bool {
         let (device, extents) = match work {
             Job::Launder { device, extents } => (device, Some(extents)),

@@ -1,7 +1,7 @@
 //! Starts commands whose bytes lie in a VM's memory.
 //!
-//! **Design.** Most commands on a device in memory, or on one that stores nothing, end before they
-//! get a place in the slab ([`Core::at_once`]). **Not here:** how their bytes get to devices
+//! **Design.** Most commands on a device in memory, or on one that stores nothing, end at once,
+//! without a place in the slab ([`Core::at_once`]). **Not here:** the devices' access
 //! ([`crate::io::machine`]).
 
 #![allow(unsafe_code)]
@@ -18,9 +18,8 @@ use forebay_qos::cost::Operation;
 use forebay_xlate::reactor_side::{self, access};
 
 impl Core {
-    /// Completes a read or write at once, if its device needs no ring, one extent's translation
-    /// covers it, and it waits for nothing. False: start it normally. A failed one also starts
-    /// normally, and fails there and is counted.
+    /// Completes a read or write at once, if its device needs no ring, one extent covers it, and it
+    /// waits for nothing. False: start it normally, also after an error, which is counted there.
     #[inline]
     pub fn at_once(&mut self, lane: LaneIndex, op: &IoOp, pieces: &Pieces) -> bool {
         let (offset, len_bytes, write) = match *op {
@@ -92,12 +91,12 @@ impl Core {
         true
     }
 
-    /// Begins a VM's command. Its bytes lie in pieces as long as the operation (writable for a
-    /// read), or in a buffer from its frontend. It comes back once, through [`Core::next_ended`],
-    /// without a buffer. It fails if it is longer than [`MAX_TRANSFER_BYTES`] or its pieces.
+    /// Begins a VM's command. Its bytes lie in pieces (writable for a read), or in a buffer from
+    /// its frontend. It comes back once, through [`Core::next_ended`], without buffer. It fails if
+    /// longer than [`MAX_TRANSFER_BYTES`] or its pieces.
     ///
     /// # Errors
-    /// The command itself, if there is no room or memory now; its pieces are then unchanged.
+    /// The command, if there is no room now; its pieces are unchanged.
     pub fn start_machine(&mut self, mut new: NewIo, pieces: &mut Pieces) -> Result<(), NewIo> {
         if self.lanes.keeps_machines_from(new.lane, &new.op) {
             pieces.clear();
@@ -126,7 +125,7 @@ impl Core {
             let Some(mut buffer) = self.staging.take(len_bytes) else {
                 return Err(new);
             };
-            // The length was checked above.
+            // Checked above.
             let _ = pieces.read(0, buffer.as_mut_slice());
             new.buffer = Some(buffer);
         }
@@ -165,7 +164,7 @@ impl Core {
         let Some(index) = self.slab.take_free() else {
             return Err(new);
         };
-        // A command without memory ends with an error.
+        // Without memory it fails.
         let fits = len_bytes <= MAX_TRANSFER_BYTES.min(pieces.len_bytes())
             && (pieces.is_writable() || !matches!(new.op, IoOp::Read { .. }));
         let count = match fits {

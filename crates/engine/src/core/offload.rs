@@ -6,7 +6,7 @@ use crate::offload::{RemoteAnswer, RemoteResult};
 use forebay_xlate::boundary::message::Spread;
 
 impl Core {
-    /// Sets how queues are spread over reactors. Offloaded slices come back.
+    /// Sets how queues are spread; offloaded slices come back.
     pub fn set_spread(&mut self, spread: Spread) {
         let processors = self.away.set_spread(spread, self.clock.now_ns);
         self.qos.set_processors(processors);
@@ -45,7 +45,7 @@ impl Core {
         any
     }
 
-    /// Carries out remote operations, fewer if this reactor was `busy`; true if there were any.
+    /// Carries out remote operations, fewer if `busy`; true if any.
     pub fn carry_out(&mut self, busy: bool) -> bool {
         let now = (self.slices.in_flight(), self.clock.now_ns);
         let record = self.records.reactor;

@@ -1,8 +1,5 @@
 //! Makes commands wait for older operations of a dead engine or a closed connection, to keep writes
-//! in order.
-//!
-//! **Design.** While any span exists, each command passes here at its start and end; waiting
-//! commands are checked at the end of a turn. **Not here:** spans and overlaps
+//! in order. While spans exist, each command passes here at start and end. **Not here:** spans
 //! ([`crate::recovery`]).
 
 use super::Core;
@@ -11,13 +8,13 @@ use forebay_nvme::Status;
 use forebay_xlate::{DeviceIndex, kill_point};
 
 impl Core {
-    /// A device's fence has passed: no operation of an earlier engine is there.
+    /// A device's fence has passed.
     pub fn fenced(&mut self, device: DeviceIndex) {
         self.jobs.look_again();
         self.carried.fence(device);
     }
 
-    /// Ends commands of closed connections and VMs that are not at a device.
+    /// Ends commands not at a device.
     #[cold]
     pub(super) fn settle_orphans(&mut self) {
         let Some(closed) = self.carried.take_closed() else {
@@ -25,7 +22,7 @@ impl Core {
         };
         for io in self.slab.iter_mut() {
             if io.stage != Stage::Free && closed.has(io.record) {
-                // It submits nothing more, and stops waiting.
+                // Submits nothing more.
                 io.deadline_ns = 0;
                 if io.status == Status::SUCCESS {
                     io.status = Status::COMMAND_INTERRUPTED;
@@ -36,7 +33,6 @@ impl Core {
         self.carried.leave(closed, &self.slab, &self.lanes);
     }
 
-    /// Begins a command while spans exist.
     #[cold]
     pub(super) fn begin_beside_carried(&mut self, token: Token) {
         let index = token.index() as u32;
@@ -51,7 +47,7 @@ impl Core {
         self.go_on(token);
     }
 
-    /// Begins a command, or makes it wait for older ones.
+    /// Or waits for older ones.
     fn go_on(&mut self, token: Token) {
         let io = &mut self.slab[token.index()];
         let index = token.index() as u32;
@@ -60,13 +56,12 @@ impl Core {
             return;
         }
         if io.deadline_ns == u64::MAX {
-            // Its time starts.
             io.deadline_ns = self.clock.owner_deadline_ns();
         }
         self.dispatch(token);
     }
 
-    /// Ends a turn: commands without older overlapping operations continue.
+    /// At the end of a turn.
     #[cold]
     pub(super) fn advance_carried(&mut self) {
         self.settle_orphans();

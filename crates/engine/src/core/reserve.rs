@@ -1,12 +1,9 @@
-//! Reservations in the core: waits for the commands of hosts that lost access.
+//! Waits for the commands of hosts that lost access by a reservation.
 //!
-//! **Design.** No write of a host without access may land after the answer to the command that
-//! removed the access. So its commands that are not at a device end, and the answer waits for the
-//! rest ([`Drain`]): commands by place and generation, and all present spans of the volume
-//! ([`crate::recovery`]), since any host may own them. That includes a dead engine's operations
-//! until the fence.
-//!
-//! **Not here:** the rules (`nvme::reservation`), which hosts lost access, and the answer
+//! **Design.** None of their writes may land after the answer to the command that removed access.
+//! So commands not at a device end, and the answer waits for the rest ([`Drain`]). It also waits
+//! for all present spans of the volume ([`crate::recovery`]), which may be anyone's, even a dead
+//! engine's until its fence. **Not here:** the rules (`nvme::reservation`), and the answer
 //! (`tcp::reserve`).
 
 use super::Core;
@@ -19,15 +16,13 @@ use forebay_xlate::VolumeId;
 #[derive(Debug)]
 pub struct Drain {
     volume: VolumeId,
-    /// Commands, by place and generation.
+    /// By place and generation.
     commands: Vec<(u32, u32)>,
-    /// Spans numbered below this.
     spans_before: u64,
 }
 
 impl Drain {
-    /// Ends a volume's commands that `which` selects, if they are not at a device, with `status`.
-    /// Returns the wait for those that may still change data.
+    /// Ends the selected commands that are not at a device. Returns the wait for the others.
     pub fn begin(
         core: &mut Core,
         volume: VolumeId,

@@ -1,7 +1,7 @@
-//! The core's part of a reactor's turn: clock, completions, submission, sleep.
+//! The core's part of a turn: clock, completions, submission, sleep.
 //!
 //! **Design.** The ring is entered at a turn's end, and before if devices have little to do. **Not
-//! here:** the loop itself ([`crate::reactor`]).
+//! here:** the loop ([`crate::reactor`]).
 
 use super::Core;
 use crate::io::command::{Stage, Token};
@@ -9,14 +9,14 @@ use crate::io::devices::kind;
 use forebay_device::ring::Completion;
 use forebay_xlate::kill_point;
 
-/// With this many slices at devices, polling is not worth a processor: they end by interrupt, and
-/// polling may delay the kernel's work.
+/// With this many slices at devices, sleep is better: they end by interrupt, and polling may delay
+/// the kernel's work.
 pub(super) const SLEEP_SLICES: usize = 8;
-/// If no operation ended for this long, devices are slow or hang; then polling continues.
+/// Without an end for this long, devices are slow or hang, and polling continues.
 pub(super) const LIVELY_NS: u64 = 1_000_000;
 
 impl Core {
-    /// Handles completions; true if there were any.
+    /// Handles completions; true if any.
     pub fn reap(&mut self) -> bool {
         let mut any = self.away.out > 0 && self.take_answers();
         if !self.devices.ring.has_completions() {
@@ -71,7 +71,7 @@ impl Core {
         }
     }
 
-    /// Ends a turn: retries operations that found no room, and submits the ring.
+    /// Ends a turn: retries operations, enters the ring.
     pub fn submit(&mut self) -> bool {
         self.blame(None);
         self.machines.turn();
@@ -95,7 +95,7 @@ impl Core {
         again || admitted
     }
 
-    /// Retries operations that found no room in the ring or among the slices.
+    /// Those that found no room in the ring or among the slices.
     fn try_again(&mut self) -> bool {
         let again = self.waits.has_ring_wait() || !self.slices.again.is_empty();
         if again {
@@ -138,7 +138,7 @@ impl Core {
         self.clock.stamp();
         let now_ns = self.clock.now_ns;
         if self.away.spreads() && self.away.begin_turn(now_ns) {
-            // The idle reactors may have changed, and with them the processors to allocate here.
+            // The idle reactors may have changed.
             self.qos.set_processors(self.away.look(now_ns));
         }
         self.qos
@@ -146,14 +146,14 @@ impl Core {
         now_ns
     }
 
-    /// Call it when this reactor has nothing to do.
+    /// Call it without work.
     #[inline]
     pub fn is_idle(&mut self) {
         self.qos.is_idle(&self.region);
         self.away.is_idle();
     }
 
-    /// Whether anything must be retried without an event to wait for.
+    /// Whether to retry without an event.
     pub fn must_turn(&self) -> bool {
         !self.ended.is_empty()
             || self.waits.has_ring_wait()
@@ -166,7 +166,7 @@ impl Core {
             || self.away.must_turn()
     }
 
-    /// Whether devices have so many fast operations that an idle reactor should sleep at once.
+    /// Whether enough operations end fast to sleep at once.
     #[inline]
     pub fn waits_for_devices(&self) -> bool {
         self.away.at_devices(self.slices.in_flight()) >= SLEEP_SLICES

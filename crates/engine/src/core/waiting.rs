@@ -1,10 +1,8 @@
 //! Continues waiting commands after an answer, a new device, free room, or a timeout.
 //!
-//! **Design.** Waiting commands are in lists by kind ([`crate::io::waits`], [`crate::io::parked`]);
-//! those that an event concerns are first taken out, then continued. A command waits for the daemon
-//! for at most [`super::OWNER_WAIT_LIMIT_NS`], then ends with Command Interrupted, which the host
-//! may retry. **Not here:** the requests that they wait for ([`super::dispatch`],
-//! [`crate::io::flush`]).
+//! **Design.** Commands wait in lists ([`crate::io::waits`], [`crate::io::parked`]); those that an
+//! event concerns are first taken out, then continued. After [`super::OWNER_WAIT_LIMIT_NS`] without
+//! the daemon's answer they end with Command Interrupted, which the host may retry.
 
 use super::Core;
 use crate::io::command::{Io, IoOp, Owner, Stage, Token};
@@ -19,7 +17,7 @@ use std::sync::atomic::Ordering::Relaxed;
 /// Result of a release.
 #[derive(Clone, Copy, Debug)]
 pub enum Released {
-    /// The owner released this number of its extents.
+    /// Number of released extents.
     Done(u64),
     /// The owner cannot carry it out.
     Failed,
@@ -55,7 +53,7 @@ impl Core {
         self.waits.spare = chosen;
     }
 
-    /// Continues every waiting command that `which` selects, by `then`.
+    /// Continues the selected commands by `then`.
     pub(super) fn take_up(
         &mut self,
         which: impl Fn(&Self, &Io) -> bool,
@@ -81,8 +79,8 @@ impl Core {
         self.waits.spare = chosen;
     }
 
-    /// The owner committed: commands whose sequence is durable now continue. After a failed commit,
-    /// those that wait for the failed sequence, or an earlier one, fail.
+    /// Continues commands whose sequence is durable now. After a failed commit, those that wait for
+    /// its sequence, or an earlier one, fail.
     pub fn commit_ended(&mut self, volume: VolumeId, result: Result<(), u64>) {
         if result.is_err() {
             for lane in self.lanes.of_volume(volume) {
@@ -105,8 +103,8 @@ impl Core {
         );
     }
 
-    /// A release ended. If it failed, a Deallocate, which is a hint, skips it; Write Zeroes zeroes
-    /// in place.
+    /// After a failed release, a Deallocate, which is a hint, skips it; Write Zeroes zeroes in
+    /// place.
     pub fn release_ended(&mut self, io: u32, generation: u32, released: Released) {
         let is_it = |core: &Self, candidate: &Io| {
             candidate.stage == Stage::Releasing
@@ -132,7 +130,7 @@ impl Core {
         });
     }
 
-    /// Ends a command with an error, once its slices have ended.
+    /// Ends it once its slices have ended.
     pub(super) fn fail(&mut self, token: Token, status: Status) {
         let io = &mut self.slab[token.index()];
         if io.status == Status::SUCCESS {
@@ -146,8 +144,8 @@ impl Core {
         }
     }
 
-    /// Ends the selected waiting commands with `status`. Returns the number of those that cannot
-    /// end yet, at a device or in a release.
+    /// Ends the selected waiting commands. Returns the number of those at a device or in a release,
+    /// which end later.
     pub fn end_waiting(
         &mut self,
         status: Status,
@@ -178,9 +176,8 @@ impl Core {
         self.end_late();
     }
 
-    /// Ends commands that waited too long for the daemon. A release is not ended here: the owner
-    /// might still carry it out, over later writes of the tenant. The control thread sees the
-    /// owner's revoke and decides whether a release can be given up.
+    /// A release is not ended here: the owner might still carry it out, over later writes of the
+    /// tenant. The control thread, which sees the owner's revoke, decides that.
     pub(super) fn end_late(&mut self) {
         let (now_ns, heard_ns) = (self.clock.now_ns, self.clock.owner_heard_ns());
         let mut late = std::mem::take(&mut self.waits.spare);
@@ -190,7 +187,7 @@ impl Core {
             self.fail(token, Status::COMMAND_INTERRUPTED);
         }
         if self.flusher.is_busy() {
-            // A FLUSH has no data that a device could still touch.
+            // A FLUSH has no data at a device.
             for index in 0..self.slab.len() as u32 {
                 let io = &mut self.slab[index as usize];
                 if io.stage == Stage::Flushing && io.deadline_ns <= heard_ns {

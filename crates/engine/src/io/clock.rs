@@ -1,16 +1,16 @@
-//! A reactor's time. It is read once per turn, so commands cost no clock reads.
+//! A reactor's time, read once per turn.
 //!
-//! **Design.** It also holds the time up to which the daemon's messages have been handled. A wait
-//! for the daemon is late only if its socket was read after the deadline. **Not here:** the effect
-//! of timeouts ([`crate::io::waits`]).
+//! **Design.** It also has the time up to which the daemon's messages were handled: a wait for the
+//! daemon is late only if its socket was read after the deadline. **Not here:** the effect of
+//! timeouts ([`crate::io::waits`]).
 
-/// A command that waits longer for the daemon ends with Command Interrupted.
+/// A longer wait for the daemon ends with Command Interrupted.
 pub const OWNER_WAIT_LIMIT_NS: u64 = 20_000_000_000;
 
 #[derive(Debug)]
 pub struct Clock {
     pub(crate) now_ns: u64,
-    /// Messages of the daemon up to this time have been handled.
+    /// The daemon's messages up to here were handled.
     heard_ns: u64,
     #[cfg(test)]
     fixed_ns: Option<u64>,
@@ -40,8 +40,7 @@ impl Clock {
         monotonic_ns()
     }
 
-    /// Time since `then_ns`. Reads the clock for operations that begin and end in one turn, so that
-    /// no time is 0.
+    /// Reads the clock if it would be 0.
     #[inline]
     pub fn since(&self, then_ns: u64) -> u64 {
         match self.now_ns.saturating_sub(then_ns) {
@@ -54,17 +53,16 @@ impl Clock {
         self.heard_ns = ns;
     }
 
-    /// The time up to which the daemon's silence is known.
+    /// The daemon's silence is known up to here.
     pub(crate) fn owner_heard_ns(&self) -> u64 {
         self.heard_ns.min(self.now_ns)
     }
 
-    /// Whether the daemon is known not to have answered by the deadline.
     pub fn owner_is_late(&self, deadline_ns: u64) -> bool {
         deadline_ns <= self.owner_heard_ns()
     }
 
-    /// Deadline of a command that asks the daemon now.
+    /// For a command that asks now.
     pub fn owner_deadline_ns(&self) -> u64 {
         self.now_ns + OWNER_WAIT_LIMIT_NS
     }
@@ -79,7 +77,7 @@ impl Clock {
         self.fixed_ns = None;
     }
 
-    /// Sets the time for a test, for later turns too.
+    /// For later turns too.
     #[cfg(test)]
     pub(crate) fn set_clock_ns(&mut self, ns: u64) {
         self.fixed_ns = Some(ns);

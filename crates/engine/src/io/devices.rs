@@ -1,9 +1,8 @@
-//! The served devices, and the ring for all their operations: slices, flushes, jobs, and other
-//! reactors' slices.
+//! The served devices, and the ring for all their operations.
 //!
 //! **Design.** The ring is entered at the end of a turn, or before if devices have little to do.
 //! Nothing is submitted before [`Pulse`] confirms that the pool is still this engine's. An
-//! operation's user data tells its purpose ([`kind`]). **Not here:** the handling of completions.
+//! operation's user data tells its purpose ([`kind`]).
 
 use crate::heartbeat::Pulse;
 use forebay_device::Device;
@@ -15,7 +14,7 @@ use forebay_xlate::{DeviceIndex, Word, kill_point};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Purpose of a completion: the top byte of its user data.
+/// The top byte of a completion's user data.
 pub(crate) mod kind {
     pub(crate) const SLICE: u64 = 1;
     pub(crate) const FLUSH: u64 = 2;
@@ -77,21 +76,19 @@ impl DeviceRing {
         devices.all(|device| self.get(device.0).is_some())
     }
 
-    /// Whether any device ends operations at once.
     pub(crate) fn some_end_at_once(&self) -> bool {
         let mut served = self.served.iter().flatten();
         served.any(|served| served.device.ends_at_once())
     }
 
-    /// Device offset of byte `within` of the word's extent; `None` while the device is not served.
+    /// Device offset of byte `within`; `None` while not served.
     #[inline]
     pub(crate) fn offset_of(&self, word: Word, within: u64) -> Option<u64> {
         let config = &self.get(word.device().0)?.config;
         Some(config.data_offset_bytes + word.extent().0 * u64::from(config.extent_bytes) + within)
     }
 
-    /// Whether the device has only zeros from `device_at` to the end of a run that begins at
-    /// `word`.
+    /// Whether only zeros follow from `device_at` to the end of a run from `word`.
     #[inline]
     pub(crate) fn reads_zeros(&self, word: Word, run: u64, device_at: u64) -> bool {
         self.get(word.device().0).is_some_and(|served| {
@@ -99,7 +96,6 @@ impl DeviceRing {
         })
     }
 
-    /// Submits an operation; `None` while the device is not served.
     #[inline]
     pub(crate) fn submit(
         &mut self,
@@ -121,7 +117,7 @@ impl DeviceRing {
     #[cold]
     pub(crate) fn count_error(&self, device: u8, op: &Op, errno: Errno, now_ns: u64) {
         if errno == Errno::FAULT {
-            // The VM's memory was gone, which is no fault of the device.
+            // The VM's memory was gone, no fault of the device.
             return;
         }
         let what = match op.kind() {
@@ -140,7 +136,7 @@ impl DeviceRing {
         );
     }
 
-    /// Hands queued operations to the kernel; the next turn retries those that fail.
+    /// The next turn retries those that fail.
     pub(crate) fn enter(&mut self) {
         if self.ring.queued() > 0 {
             self.pulse.check();
@@ -150,7 +146,7 @@ impl DeviceRing {
         }
     }
 
-    /// The same before the turn's end, once devices have no more than the queued operations. So an
+    /// Enters before the turn's end once devices have no more than the queued operations. So an
     /// idle device starts at once, and a busy one gets batches.
     #[inline]
     pub(crate) fn feed(&mut self, at_devices: usize) {
@@ -164,7 +160,6 @@ impl DeviceRing {
         self.ring.drain(batch)
     }
 
-    /// Sleeps until a completion, readiness of `epoll`, or the time limit.
     pub(crate) fn sleep(&mut self, epoll: impl std::os::fd::AsFd, limit: Duration) {
         if !self.wake_armed {
             let events = rustix::event::PollFlags::IN.bits() as u32;
@@ -177,12 +172,11 @@ impl DeviceRing {
         let _ = self.ring.wait(1, Some(limit));
     }
 
-    /// Registers pinned memory with the ring; returns it on failure.
     pub(crate) fn register(&mut self, pinned: Pinned) -> Result<Registration, Pinned> {
         self.ring.register(pinned).map_err(|(pinned, _)| pinned)
     }
 
-    /// Unregisters memory that no operation uses. The caller drops it on another thread.
+    /// No operation may use it; the caller drops it on another thread.
     pub(crate) fn unregister(&mut self, name: Registration) -> Option<Pinned> {
         self.ring.unregister(name)
     }

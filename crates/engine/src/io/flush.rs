@@ -1,8 +1,6 @@
-//! Device flushes, shared by all commands that ask for one.
-//!
-//! **Design.** A reactor runs at most one flush per device. Commands that ask meanwhile share the
-//! next one, so the flushes of many tenants are merged. **Not here:** a command's choice of
-//! devices, and the commit that follows ([`crate::core`]).
+//! Device flushes, at most one per device and reactor. Commands that ask meanwhile share the next
+//! one, so flushes of many tenants are merged. **Not here:** the choice of devices, and commits
+//! ([`crate::core`]).
 
 use crate::io::devices::{DeviceRing, kind};
 use crate::io::slab::MAX_IOS;
@@ -18,7 +16,7 @@ pub(crate) enum Waiter {
 #[derive(Debug)]
 enum Running {
     No,
-    /// To be submitted when the ring has room.
+    /// Until the ring has room.
     Wanted,
     Yes(Op),
 }
@@ -58,7 +56,7 @@ impl Flusher {
         matches!(self.devices[usize::from(device.0)].running, Running::Yes(_))
     }
 
-    /// Asks for a flush of a device that begins after now. Returns its result if it ended at once.
+    /// The flush begins after now. Returns its result if it ended at once.
     pub(crate) fn ask(
         &mut self,
         device: u8,
@@ -68,7 +66,7 @@ impl Flusher {
         let flush = &mut self.devices[usize::from(device)];
         for list in [&mut flush.now, &mut flush.next] {
             if list.capacity() == 0 {
-                // Once per device, at its first flush.
+                // Once per device.
                 list.reserve_exact(MAX_IOS + 64);
             }
         }
@@ -98,7 +96,7 @@ impl Flusher {
         None
     }
 
-    /// Whether some found no room in the ring; the caller then calls [`Flusher::try_again`].
+    /// The caller then calls [`Flusher::try_again`].
     pub(crate) fn must_retry(&mut self) -> bool {
         std::mem::take(&mut self.retry)
     }
@@ -114,7 +112,7 @@ impl Flusher {
         }
     }
 
-    /// Handles a flush's completion; returns its result if all of it has ended.
+    /// `None` if it continues.
     pub(crate) fn completed(
         &mut self,
         device: u8,
@@ -131,8 +129,7 @@ impl Flusher {
         }
     }
 
-    /// Ends a device's flush: returns its waiters, and begins the next flush if any command waits
-    /// for it. Also returns that one's result if it ended at once.
+    /// Returns its waiters, and the next flush's result if that ended at once.
     pub(crate) fn ended(
         &mut self,
         device: u8,
@@ -149,7 +146,7 @@ impl Flusher {
         (ended, next)
     }
 
-    /// Keeps an empty list for the next flush.
+    /// For reuse.
     pub(crate) fn keep(&mut self, device: u8, list: Vec<Waiter>) {
         let flush = &mut self.devices[usize::from(device)];
         if flush.next.capacity() == 0 {

@@ -1,20 +1,16 @@
-//! Compare, and compare-and-write: reads stored data into private memory and compares it with what
-//! the host expects.
+//! Compare, and compare-and-write: stored data is read into private memory and compared with the
+//! host's.
 //!
-//! **Design.** A comparing command reads into a *scratch* buffer; its host's bytes wait here. Then
-//! [`Fused::judge`] continues a Compare with the next piece or ends it. A compare-and-write (one
-//! block: ACWU is 0, NVM Command Set 1.0, 2.1.4) becomes a plain write. First its record gets the
-//! mark *passed*: the write may make the compare fail, so a successor must not repeat it.
+//! **Design.** A comparing command reads into a *scratch* buffer; then [`Fused::judge`] continues
+//! or ends it. A compare-and-write (one block: ACWU is 0, NVM Command Set 1.0, 2.1.4) becomes a
+//! plain write. First its record gets the mark *passed*: the write may make the compare fail, so a
+//! successor must only repeat the write.
 //!
-//! No other write may come between compare and write, nor before the answer: a successor repeats a
-//! passed, unanswered write. So a compare-and-write waits for overlapping commands in flight, and
-//! younger ones wait until its answer is published ([`crate::recovery::Carried::pair_answered`]).
-//! Without compares this costs nothing. It may allocate.
-//!
-//! If the Compare has FUA, older data is first flushed and committed, as for a Flush, while younger
-//! commands already wait. A successor starts it again.
-//!
-//! **Not here:** recognizing pairs and their answers (`nvme_tcp::fused`).
+//! No other write may come between compare and answer, because a successor repeats a passed,
+//! unanswered write. So a compare-and-write waits for overlapping commands in flight, and younger
+//! ones wait for its answer ([`crate::recovery::Carried::pair_answered`]). With FUA on the Compare,
+//! older data is first flushed and committed; a successor starts that again. **Not here:**
+//! recognizing pairs, and their answers (`nvme_tcp::fused`).
 
 use crate::io::command::{Io, IoOp};
 use crate::io::slab::MAX_IOS;
@@ -22,7 +18,7 @@ use crate::io::staging::{Staging, StagingBuffer};
 use crate::io::submit::SliceTransfer;
 use forebay_nvme::Status;
 
-/// Bytes read at once; fewer when memory is short.
+/// Fewer when memory is short.
 pub(crate) const PIECE_BYTES: u32 = 64 << 10;
 pub(crate) const SMALL_PIECE_BYTES: u32 = 4 << 10;
 
@@ -31,23 +27,21 @@ pub(crate) const SMALL_PIECE_BYTES: u32 = 4 << 10;
 pub struct Expected<'a> {
     /// Its one block.
     pub bytes: &'a [u8],
-    /// The stored data must be durable first (FUA of the Compare).
+    /// FUA of the Compare: stored data must be durable first.
     pub durable: bool,
 }
 
 #[derive(Debug)]
 pub(crate) struct Comparing {
-    /// Data from the host: expected, or to be written if the compare passes.
+    /// The expected data, or the data to write.
     pub(crate) from_host: Option<StagingBuffer>,
-    /// Bytes that were as expected.
     pub(crate) done_bytes: u32,
-    /// The stored data must still be made durable.
+    /// Stored data must still be made durable.
     pub(crate) flushes: bool,
-    /// The compare has passed; only the write is left.
+    /// Only the write is left.
     pub(crate) passed: bool,
 }
 
-/// Comparing commands, by their places in the slab.
 #[derive(Debug, Default)]
 pub(crate) struct Fused {
     /// Empty before the first one.
@@ -60,7 +54,7 @@ impl Fused {
         self.count > 0
     }
 
-    /// The next read of a comparing command; `None` while stored data is made durable.
+    /// `None` while stored data is made durable.
     #[cold]
     pub(crate) fn next(&self, index: usize, io: &Io) -> Option<SliceTransfer> {
         let comparing = self.comparing.get(index).and_then(Option::as_ref);
@@ -100,7 +94,7 @@ impl Fused {
         self.count += 1;
     }
 
-    /// Decides how a command whose reads or writes have ended continues.
+    /// How a command whose reads or writes have ended continues.
     pub(crate) fn judge(&mut self, index: usize, io: &mut Io, staging: &mut Staging) -> Judged {
         let Some(mut comparing) = self.comparing.get_mut(index).and_then(Option::take) else {
             return Judged::Ended;
@@ -147,8 +141,7 @@ impl Fused {
 }
 
 impl Comparing {
-    /// Compares the data that was read. True if it is as expected and more is to be compared; a
-    /// mismatch fails the command.
+    /// True if more is to be compared; a mismatch fails the command.
     fn goes_on(&mut self, io: &mut Io) -> bool {
         let read = io.buffer.as_ref().map_or(&[][..], |b| b.as_slice());
         let (same, more) = match io.op {
@@ -180,12 +173,9 @@ impl Comparing {
 }
 
 pub(crate) enum Judged {
-    /// It ends.
     Ended,
-    /// Its write is done but not answered, so younger commands still wait.
+    /// Not answered yet, so younger commands still wait.
     Written,
-    /// It continues to compare.
     More,
-    /// It continues with its write.
     Passed,
 }

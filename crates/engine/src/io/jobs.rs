@@ -1,10 +1,9 @@
-//! The internal lane: zero-fill and flush jobs of the owner.
+//! The internal lane: the owner's zero-fill and flush jobs.
 //!
-//! **Design.** At most [`MAX_OF_DEVICE`] operations of jobs are at a device at once, in pieces of
-//! [`PIECE_BYTES`], so that tenants' commands run between them. The last free place is never used
-//! by a device that has one, so a hung device does not block others. Zero-fill punches: the extents
-//! then read as zeros, and a sparse file shrinks. **Not here:** when an extent counts as clean (the
-//! owner flushes, then commits).
+//! **Design.** At most [`MAX_OF_DEVICE`] operations at a device, in pieces of [`PIECE_BYTES`], so
+//! that tenants' commands run between. No device takes the last place, so a hung one does not block
+//! others. Zero-fill punches: extents read as zeros, and a sparse file shrinks. **Not here:** when
+//! an extent counts as clean (the owner flushes, then commits).
 
 use crate::io::devices::{DeviceRing, kind};
 use crate::io::settle::{EndedAtDevice, Settles};
@@ -14,7 +13,6 @@ use forebay_xlate::boundary::message::{DeviceConfig, Job};
 use forebay_xlate::{DeviceIndex, ExtentRange};
 use std::collections::VecDeque;
 
-/// Most operations at all devices.
 pub(crate) const MAX_ACTIVE: usize = 32;
 const MAX_OF_DEVICE: usize = 2;
 const PIECE_BYTES: u64 = 16 << 20;
@@ -23,10 +21,10 @@ const PIECE_BYTES: u64 = 16 << 20;
 struct Active {
     job: u64,
     device: u8,
-    /// Device bytes: the start of the next piece, and the job's end.
+    /// Device bytes: next piece, and the job's end.
     next: u64,
     end: u64,
-    /// The operation at the device, or to be submitted.
+    /// At the device, or to be submitted.
     op: Option<Op>,
     at_device: bool,
 }
@@ -34,10 +32,10 @@ struct Active {
 #[derive(Debug)]
 pub struct Jobs {
     pub(crate) queue: VecDeque<(u64, Job)>,
-    /// Something has changed since the last pass through the queue.
+    /// Something changed since the last pass.
     look: bool,
     active: [Option<Active>; MAX_ACTIVE],
-    /// Number of active jobs.
+    /// Of `active`.
     count: usize,
 }
 
@@ -69,7 +67,6 @@ impl Jobs {
         self.look && !self.queue.is_empty()
     }
 
-    /// A place for another operation at this device.
     fn place(&self, device: DeviceIndex) -> Option<usize> {
         let of_device = self.active.iter().flatten();
         let of_device = of_device.filter(|a| a.device == device.0).count();
@@ -84,7 +81,6 @@ impl Jobs {
         self.look = true;
     }
 
-    /// Number of queued jobs to check now.
     pub(crate) fn take_queued(&mut self) -> usize {
         match std::mem::take(&mut self.look) {
             true => self.queue.len(),
@@ -92,7 +88,7 @@ impl Jobs {
         }
     }
 
-    /// Begins to punch; false if the device has enough to do.
+    /// False if the device has enough to do.
     pub(crate) fn launder(
         &mut self,
         job: u64,

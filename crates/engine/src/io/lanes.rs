@@ -1,6 +1,5 @@
-//! The lanes of a reactor, in a fixed table by number. A removed lane stays until its commands have
-//! ended. **Not here:** the lane itself ([`crate::lane`]), and waits of its commands
-//! ([`crate::io::waits`]).
+//! The lanes of a reactor, by number. A removed lane stays until its commands have ended. **Not
+//! here:** the lane ([`crate::lane`]).
 
 use crate::io::command::{Io, IoOp};
 use crate::lane::{Lane, LaneIndex, VolumeStatistics};
@@ -96,7 +95,7 @@ impl Lanes {
         }
     }
 
-    /// Whether a host's reservation forbids this to VMs.
+    /// By a host's reservation.
     #[inline]
     pub(crate) fn keeps_machines_from(&self, lane: LaneIndex, op: &IoOp) -> bool {
         match self.get(lane) {
@@ -105,14 +104,13 @@ impl Lanes {
         }
     }
 
-    /// Whether a host's reservation keeps VMs from writing, and so from flushing (Base 2.0,
-    /// 8.19.1). Frontends check this for a guest's own flush. A flush given to
-    /// [`crate::core::Core::start_machine`] may be the first half of a read, or a shutdown's.
+    /// By a host's reservation, which also forbids a guest's own flush (Base 2.0, 8.19.1).
+    /// [`crate::core::Core::start_machine`] cannot check flushes: they may be the first half of a
+    /// read, or a shutdown's.
     pub(crate) fn keeps_machines_from_writing(&self, lane: LaneIndex) -> bool {
         self.get(lane).is_some_and(|lane| !lane.machines_may.write)
     }
 
-    /// Counts data bytes that were copied.
     #[inline]
     pub(crate) fn count_copied(&self, lane: LaneIndex, bytes: u32) {
         if let Some(lane) = self.get(lane) {

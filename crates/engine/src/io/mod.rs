@@ -1,10 +1,6 @@
-//! Parts that carry out commands, each with its own state: a command ([`slab`]), its slices
-//! ([`submit`], `slice`), devices ([`devices`]).
-//!
-//! **Design.** A part gets all it uses as arguments and returns the outcome of a step;
-//! [`crate::core`] takes the command to the next part. All memory is allocated at the start. **Not
-//! here:** the order of steps ([`crate::core`]), admission ([`crate::qos`]), recovery
-//! ([`crate::recovery`]).
+//! Parts that carry out commands, each with its own state. A part gets all it uses as arguments and
+//! returns the outcome of a step; [`crate::core`] orders the steps. All memory is allocated at the
+//! start. **Not here:** admission ([`crate::qos`]), recovery ([`crate::recovery`]).
 
 pub(crate) mod clock;
 pub(crate) mod command;

@@ -1,11 +1,10 @@
 //! Commands that wait for the owner's answer about an extent.
 //!
 //! **Design.** When a thin volume fills, every write parks and grants come by the hundreds. So a
-//! hash table finds parked commands by extent; its chains link the commands themselves, without
-//! allocation. The owner is asked once per extent and right. [`forebay_xlate::reactor_side`]
-//! defines the effect of answers. A command waits for at most
-//! [`crate::io::clock::OWNER_WAIT_LIMIT_NS`], then ends with Command Interrupted, which the host
-//! may retry. **Not here:** other waits ([`crate::io::waits`]).
+//! hash table finds commands by extent; its chains link the commands, without allocation. The owner
+//! is asked once per extent and right. After [`crate::io::clock::OWNER_WAIT_LIMIT_NS`] a command
+//! ends with Command Interrupted, which the host may retry. **Not here:** the effect of answers
+//! ([`forebay_xlate::reactor_side`]).
 
 use crate::io::command::{Stage, Token};
 use crate::io::lanes::Lanes;
@@ -24,10 +23,10 @@ pub(crate) const NONE: u32 = u32::MAX;
 
 #[derive(Debug)]
 pub(crate) struct ParkedTable {
-    /// The newest command of each chain; older ones follow ([`crate::io::command::Io::link`]).
+    /// The newest of each chain; older ones follow by [`crate::io::command::Io::link`].
     homes: Box<[u32]>,
     count: usize,
-    /// Start of each command's wait, CLOCK_MONOTONIC ns.
+    /// By command.
     since_ns: Box<[u64]>,
 }
 
@@ -44,7 +43,7 @@ impl ParkedTable {
         self.count == 0
     }
 
-    /// Parks a command, and asks the owner unless another command has.
+    /// Asks the owner unless another command has.
     pub(crate) fn park(
         &mut self,
         token: Token,
@@ -90,7 +89,7 @@ impl ParkedTable {
         }
     }
 
-    /// Takes the commands that an answer for `range` concerns, the oldest of an extent first.
+    /// Oldest of an extent first.
     pub(crate) fn take_concerned(
         &mut self,
         volume: VolumeId,
@@ -111,7 +110,7 @@ impl ParkedTable {
         }
     }
 
-    /// Takes the commands that `which` selects out of a chain, oldest first.
+    /// Oldest first.
     fn unlink(
         &mut self,
         at: usize,
@@ -141,13 +140,13 @@ impl ParkedTable {
         chosen[from..].reverse();
     }
 
-    /// Continues a command that is in no chain now.
+    /// It is in no chain now.
     pub(crate) fn resume(&self, index: u32, slab: &mut Slab, lanes: &Lanes, now_ns: u64) -> Token {
         let io = &mut slab[index as usize];
         io.stage = Stage::Moving;
         io.link = NONE;
         let waited_ns = now_ns.saturating_sub(self.since_ns[index as usize]);
-        // The rest counts as the devices' time.
+        // The rest is the devices' time.
         io.started_ns += waited_ns;
         if let Some(lane) = lanes.get(io.lane) {
             let record = lane.record();

@@ -1,9 +1,8 @@
 //! A reactor's records in the state region: devices that a command may have reached, and the
 //! command to blame.
 //!
-//! **Design.** The references last as long as the process, so a command's path counts no
-//! references. **Not here:** the layout ([`forebay_xlate::boundary::region`]), and a command's own
-//! words (its frontend's).
+//! **Design.** References last as long as the process, so commands count none. **Not here:** the
+//! layout ([`forebay_xlate::boundary::region`]).
 
 use crate::io::command::CommandRef;
 use crate::records::keep_for_ever;
@@ -15,7 +14,6 @@ use std::sync::atomic::Ordering::Relaxed;
 
 pub(crate) struct Records {
     pub(crate) reactor: &'static ReactorRecord,
-    /// All queues' commands.
     pub(crate) commands: &'static [CommandRecord; MAX_QUEUES * MAX_QUEUE_ENTRIES],
 }
 
@@ -28,7 +26,7 @@ impl Records {
         }
     }
 
-    /// Records the command to blame if the reactor dies from here on; 0: no tenant's.
+    /// 0: no tenant's.
     #[inline]
     pub(crate) fn blame(&self, word: u64) {
         if RECORDS {
@@ -36,14 +34,14 @@ impl Records {
         }
     }
 
-    /// A compare-and-write has compared; only its write is left.
+    /// Only its write is left.
     pub(crate) fn passes(&self, command: CommandRef) {
         if !command.is_machine() {
             self.commands[command.place()].pass();
         }
     }
 
-    /// A successor must expect the command at this device.
+    /// A successor must expect it there.
     #[inline]
     pub(crate) fn submits(&self, command: CommandRef, device: u8) {
         if !command.is_machine() {

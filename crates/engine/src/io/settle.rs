@@ -1,9 +1,8 @@
 //! Waits until operations now at a device have ended, without a request to the device.
 //!
-//! **Design.** Each reactor notes what it has at the device: slices by number, the running flush,
-//! internal operations by place. It answers when these have ended; later operations do not count.
-//! On a hung device the answer never comes, which delays nothing else. **Not here:** collecting the
-//! reactors' answers (the control thread).
+//! **Design.** Each reactor notes its slices by number, flush, and internal operations by place,
+//! and answers when these have ended. On a hung device the answer never comes, which delays nothing
+//! else. **Not here:** collecting the answers (the control thread).
 
 use crate::io::jobs::MAX_ACTIVE;
 use crate::upcall::Upcall;
@@ -14,7 +13,7 @@ use std::collections::VecDeque;
 struct Settle {
     job: u64,
     device: u8,
-    /// Slices with lower numbers count.
+    /// Slices below this.
     before: u64,
     slices: u64,
     flush: bool,
@@ -28,10 +27,10 @@ impl Settle {
 }
 
 pub(crate) enum EndedAtDevice {
-    /// A slice with this number.
+    /// By number.
     Slice(u64),
     Flush,
-    /// The internal lane's operation in this place.
+    /// By place.
     Job(usize),
 }
 
@@ -41,8 +40,7 @@ pub(crate) struct Settles {
 }
 
 impl Settles {
-    /// Answers `job` once the present operations have ended. `slices`: number of slices there, all
-    /// numbered below `before`.
+    /// `slices` are there, all numbered below `before`.
     pub(crate) fn begin(
         &mut self,
         job: u64,

@@ -1,5 +1,5 @@
-//! The commands in flight. Each keeps one place from start to end, so that 4 bytes name it, and
-//! returns it with its [`Token`]. **Not here:** waits ([`crate::io::waits`]).
+//! The commands in flight, in fixed places, named by 4 bytes. **Not here:** waits
+//! ([`crate::io::waits`]).
 
 use crate::io::command::{Io, Token};
 use std::ops::{Deref, DerefMut};

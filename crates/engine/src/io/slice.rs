@@ -1,8 +1,8 @@
 //! The slices in flight, and the revokes that wait for them.
 //!
-//! **Design.** A slice has a fixed place, which the ring names. Slices are numbered as they begin:
-//! a revoke waits for overlapping ones below a number. **Not here:** how slices are made
-//! ([`crate::io::submit`]), and the effect of their end ([`crate::core`]).
+//! **Design.** The ring names a slice by its fixed place. Slices are numbered as they begin: a
+//! revoke waits for overlapping ones below a number. **Not here:** how slices are made
+//! ([`crate::io::submit`]).
 
 use crate::io::devices::{DeviceRing, kind};
 use crate::upcall::Upcall;
@@ -11,7 +11,6 @@ use forebay_xlate::drain::{Drains, SliceSpan};
 use forebay_xlate::{ExtentRange, Rights, VolumeId};
 use std::collections::VecDeque;
 
-/// Most slices at devices.
 pub(crate) const MAX_SLICES: usize = 8192;
 
 /// The part of a command that is contiguous on one device.
@@ -19,11 +18,10 @@ pub(crate) const MAX_SLICES: usize = 8192;
 pub(crate) struct Slice {
     pub(crate) io: u32,
     pub(crate) device: u8,
-    /// Its bytes go through a staging buffer ([`crate::io::machine`]).
     pub(crate) bounced: bool,
-    /// Another reactor carries it out ([`crate::offload`]).
+    /// Carried out by another reactor ([`crate::offload`]).
     pub(crate) away: bool,
-    /// Its start if its delay is measured ([`crate::qos`]), else 0.
+    /// 0 unless its delay is measured ([`crate::qos`]).
     pub(crate) begun_ns: u64,
     pub(crate) op: Op,
     pub(crate) span: SliceSpan,
@@ -32,7 +30,7 @@ pub(crate) struct Slice {
 pub struct Slices {
     table: Vec<Option<Slice>>,
     pub(crate) free: Vec<u32>,
-    /// Slices whose rest found no room in the ring.
+    /// Their rest found no room in the ring.
     pub(crate) again: Vec<u32>,
     drains: Drains,
 }
@@ -88,13 +86,12 @@ impl Slices {
         Some(slice)
     }
 
-    /// Ends the wait of revokes for this slice.
     #[inline]
     pub(crate) fn drained(&mut self, span: &SliceSpan, upcalls: &mut VecDeque<Upcall>) {
         (self.drains).ended(span, |revoke| upcalls.push_back(Upcall::Drained { revoke }));
     }
 
-    /// Handles a completion; returns the result if all of the slice has ended.
+    /// `None` if it continues.
     #[inline]
     pub(crate) fn completed(
         &mut self,
@@ -113,7 +110,7 @@ impl Slices {
         }
     }
 
-    /// Submits the rest of a slice's operation. Returns its result if it ended at once.
+    /// Submits the rest. Returns the result if it ended at once.
     pub(crate) fn submit_again(
         &mut self,
         index: usize,
@@ -128,7 +125,7 @@ impl Slices {
         None
     }
 
-    /// Takes a revoke whose words are cleared; answers once the overlapping slices have ended.
+    /// Its words are cleared. Answers once overlapping slices have ended.
     pub fn revoke(
         &mut self,
         revoke: u64,
@@ -143,7 +140,7 @@ impl Slices {
         }
     }
 
-    /// The owner has given a revoke up.
+    /// By the owner.
     pub fn abandon(&mut self, revoke: u64) {
         self.drains.abandon(revoke);
     }

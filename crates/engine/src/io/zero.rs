@@ -1,11 +1,11 @@
 //! Write Zeroes and Deallocate.
 //!
-//! **Design.** Whole extents that may be deallocated are released: the owner revokes and unmaps
-//! them, and they then read as zeros. Within an extent, the device punches (Deallocate) or zeroes
-//! (Write Zeroes), which also frees space in a sparse file. The last, partial extent of a volume is
-//! never released: the volume may grow and be written there before the owner unmaps it. If the
-//! owner cannot release, Write Zeroes zeroes in place. Holes need no work. **Not here:** zero-fill
-//! of released extents (the owner's, through [`crate::io::jobs`]).
+//! **Design.** Whole extents that may be deallocated are released: the owner unmaps them, and they
+//! read as zeros. Within an extent the device punches (Deallocate) or zeroes (Write Zeroes), which
+//! also frees space in a sparse file. A volume's last, partial extent is never released: the volume
+//! may grow and be written there before the owner unmaps it. If the owner cannot release, Write
+//! Zeroes zeroes in place. **Not here:** zero-fill of released extents (the owner's, through
+//! [`crate::io::jobs`]).
 
 use crate::io::command::{Io, IoOp, Stage};
 use crate::io::submit::{Next, Submission};
@@ -16,14 +16,13 @@ use forebay_xlate::drain::SliceSpan;
 use forebay_xlate::reactor_side::Parked;
 use forebay_xlate::{ExtentRange, Rights};
 
-/// Most words read for one release. Absent leaves of the table do not count: most are unmapped, and
-/// the owner releases only what one transaction holds.
+/// Words read for one release. Absent leaves do not count: most are unmapped, and the owner
+/// releases only what one transaction holds.
 const MAX_RELEASE_EXTENTS: u64 = 4096;
-/// Extents checked in one step, for fairness: a command may name the whole volume 256 times.
+/// For fairness: a command may name the whole volume 256 times.
 const BUDGET: u64 = 4096;
-/// Fixed cost of a step, in extents.
+/// In extents.
 const STEP_COST: u64 = 16;
-/// Longest piece that a device zeroes at once.
 const MAX_ZERO_BYTES: u64 = 32 << 20;
 
 pub(crate) fn range_of(bytes: &[u8], block_bytes: u64) -> Option<(u64, u64)> {
@@ -38,7 +37,7 @@ pub(crate) fn range_of(bytes: &[u8], block_bytes: u64) -> Option<(u64, u64)> {
 }
 
 impl Io {
-    /// The present range (offset, bytes, whether it may be deallocated); `None` when all are done.
+    /// (Offset, bytes, whether to deallocate); `None` when all are done.
     fn zero_range(&self, block_bytes: u64) -> Option<(u64, u64, bool)> {
         match self.op {
             IoOp::WriteZeroes {
@@ -55,7 +54,7 @@ impl Io {
         }
     }
 
-    /// A range (offset, bytes) of a Deallocate.
+    /// (Offset, bytes).
     pub(crate) fn deallocated(&self, range: u16, block_bytes: u64) -> Option<(u64, u64)> {
         let at = usize::from(range) * 16;
         let bytes = self.buffer.as_ref()?.as_slice().get(at..at + 16)?;
@@ -64,7 +63,6 @@ impl Io {
 }
 
 impl Submission<'_> {
-    /// Zeroes or releases the rest of a command.
     pub(crate) fn zero(&mut self) -> Next {
         let mut budget = BUDGET;
         let block_bytes = u64::from(self.lane.volume.config.block_bytes);
@@ -80,7 +78,7 @@ impl Submission<'_> {
             let cursor = self.io.cursor;
             if cursor >= len {
                 if let IoOp::Deallocate { .. } = self.io.op {
-                    // The end of a command, where bytes are counted, does not know its ranges.
+                    // A Deallocate's end, where others are counted, does not know its ranges.
                     let ops = &self.lane.record().ops;
                     bump(&ops[OpKind::Deallocate as usize].bytes, len);
                 }
@@ -101,14 +99,13 @@ impl Submission<'_> {
         Next::Moved
     }
 
-    /// Zeroes or releases up to `left` bytes from `at`.
+    /// Up to `left` bytes from `at`.
     fn zero_step(&mut self, at: u64, left: u64, release: bool, budget: &mut u64) -> Option<Next> {
         let volume = &self.lane.volume;
         let extent_bytes = 1u64 << volume.extent_shift;
         let (extent, within) = (at >> volume.extent_shift, at & (extent_bytes - 1));
         let word = volume.table.lookup(extent);
         if word.rights() == Some(Rights::Hole) {
-            // Counts adjacent holes, up to a bound.
             let bound = extent + (*budget).max(1).min((within + left).div_ceil(extent_bytes));
             let hole = |e: &u64| volume.table.lookup(*e).rights() == Some(Rights::Hole);
             let holes = (extent..bound).take_while(hole).count() as u64;
@@ -127,7 +124,7 @@ impl Submission<'_> {
         }
         match word.rights() {
             Some(Rights::ReadWrite) => {}
-            // Unknown: ask for its place. Read-only: ask for the right to write.
+            // Ask for its place, or for the right to write.
             rights => {
                 return Some(Next::Park(Parked {
                     volume: volume.id(),

@@ -1,9 +1,8 @@
 //! One connection at the listener: ICReq, ICResp, Connect (TCP 3.4).
 //!
-//! **Design.** [`Handshake::advance`] goes as far as the received bytes allow. It only peeks at
-//! them, from the start each time. Its answers fit into any new socket's buffer; if a socket does
-//! not take one, the connection is dropped. Only a refused host's bytes are consumed. **Not here:**
-//! which hosts may connect ([`super::judge`]).
+//! **Design.** [`Handshake::advance`] only peeks at received bytes, from the start each time. Its
+//! answers fit into a new socket's buffer, or the connection is dropped. Only a refused host's
+//! bytes are consumed. **Not here:** access checks ([`super::judge`]).
 
 use super::LEAVE_LIMIT_NS;
 use super::judge::{self, Welcome};
@@ -41,13 +40,12 @@ pub(super) struct Handshake {
     pub generation: u32,
     pub deadline_ns: u64,
     welcomed: bool,
-    /// Bytes of handled PDUs: the ICReq's.
+    /// Bytes of the ICReq.
     passed: usize,
-    /// The received part of the present PDU. The codec's limits bound it.
+    /// Received part of the present PDU, bounded by the codec's limits.
     bytes: Vec<u8>,
-    /// The connection was refused: its further bytes are dropped.
+    /// Refused: its further bytes are dropped.
     leaving: bool,
-    /// The names in its refused Connect.
     pub refused: Option<RefusedHost>,
 }
 
@@ -82,7 +80,7 @@ impl Handshake {
         self.leaving
     }
 
-    /// The bytes up to the end of the present PDU.
+    /// Up to the end of the present PDU.
     pub(super) fn looked_at(&self) -> usize {
         self.passed + self.bytes.len()
     }
@@ -133,7 +131,7 @@ impl Handshake {
                         Err(refusal) => self.refuse(&sqe, &refusal, now_ns),
                     };
                 }
-                // H2CTermReq, or a PDU that belongs to no command.
+                // Or a PDU that belongs to no command.
                 Pdu::H2cTermReq(_) => return Step::Gone,
                 _ => return self.terminate(&PduError::SEQUENCE, now_ns),
             }
@@ -166,7 +164,6 @@ impl Handshake {
         judge::judge(sqe, data, associations, exports, &mut self.refused)
     }
 
-    /// Peeks until `bytes` hold this many of the present PDU.
     fn fill(&mut self, want: usize) -> Result<(), Step> {
         loop {
             let mut all = vec![0; self.passed + want];
@@ -199,14 +196,14 @@ impl Handshake {
         rustix::net::send(&self.fd, bytes, flags).is_ok_and(|n| n == bytes.len())
     }
 
-    /// Sends a C2HTermReq (TCP 3.6.2.5) and waits a little for the host to close.
+    /// C2HTermReq (TCP 3.6.2.5); then waits for the host to close.
     fn terminate(&mut self, error: &PduError, now_ns: u64) -> Step {
         let mut out = [0; MAX_TERM_REQ_BYTES];
         let n = tcp::put_term_req(&mut out, Role::Controller, error, &self.bytes);
         self.leave(&out[..n], now_ns)
     }
 
-    /// Ends the Connect with an error (Base 2.0, 6.3) and waits a little for the host to close.
+    /// Answers the Connect with an error (Base 2.0, 6.3); then waits for the host to close.
     fn refuse(&mut self, sqe: &Sqe, refusal: &Refusal, now_ns: u64) -> Step {
         let mut out = [0; MAX_HEADER_BYTES];
         let cqe = Cqe::new(refusal.result, 0, 0, sqe.cid(), refusal.status);
@@ -224,7 +221,7 @@ impl Handshake {
         self.drain()
     }
 
-    /// Unread bytes would turn the close into a reset, which may overtake our last answer.
+    /// Unread bytes would turn the close into a reset, which may overtake the answer.
     fn drain(&mut self) -> Step {
         let mut scrap = [0; 4096];
         for _ in 0..4 {

@@ -1,8 +1,8 @@
 //! Checks a Connect against exports and associations (Base 2.0, 6.3).
 //!
-//! **Design.** A pure function, so that each refusal can be tested without a socket. An admin
-//! queue's Connect gets its unique controller id here; the reactor makes the controller. **Not
-//! here:** checks that need the controller: whether it is enabled, and which queue ids are taken.
+//! **Design.** A pure function, so that each refusal can be tested without a socket. It assigns the
+//! unique controller id; the reactor makes the controller. **Not here:** checks that need the
+//! controller: enabled, free queue ids.
 
 use super::refused::RefusedHost;
 use super::{ListenerTarget, NewKind};
@@ -15,9 +15,9 @@ use forebay_nvme::tcp::{DataPlace, decode_sgl};
 use forebay_nvme::{Sqe, Status, opcode};
 use zerocopy::FromBytes;
 
-/// Discovery controllers have no volume, and so no lane that names a reactor.
+/// They have no lane that names a reactor.
 const DISCOVERY_REACTOR: usize = 0;
-/// Byte offset of QID in a Connect command (Base 2.0, figure 380).
+/// Base 2.0, figure 380.
 const OFFSET_QID: u16 = 42;
 
 pub(super) struct Welcome {
@@ -27,8 +27,7 @@ pub(super) struct Welcome {
     pub kind: NewKind,
 }
 
-/// Checks the first command of a connection. `refused` gets the names of a refused host that the
-/// operator should know.
+/// `refused` gets names for the operator.
 pub(super) fn judge(
     sqe: &Sqe,
     in_capsule: &[u8],
@@ -72,7 +71,7 @@ pub(super) fn judge(
     };
     if command.qid.get() != 0 {
         if subsystem.is_discovery() {
-            // A discovery controller has no I/O queues (Base 2.0, 3.1.2.3).
+            // Base 2.0, 3.1.2.3.
             return Err(invalid(false, OFFSET_QID));
         }
         let cntlid = data.cntlid.get();
@@ -106,7 +105,7 @@ pub(super) fn judge(
     })
 }
 
-/// Connect's data is in the capsule, which has room for it (TCP 3.5).
+/// Connect's data is in the capsule (TCP 3.5).
 fn connect_data(sqe: &Sqe, in_capsule: &[u8]) -> Result<ConnectData, Refusal> {
     let place = decode_sgl(sqe, in_capsule.len() as u32).map_err(status)?;
     let DataPlace::InCapsule {

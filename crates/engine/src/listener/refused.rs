@@ -1,17 +1,12 @@
-//! Reports refused hosts to the operator: unknown names and missing subsystems.
-//!
-//! **Design.** The newest is kept and the others are counted, so that a host that retries causes
-//! one report a second. **Not here:** the decision ([`super::judge`]).
+//! Reports refused hosts to the operator: the newest and a count, at most once a second. **Not
+//! here:** the decision ([`super::judge`]).
 
-/// Shortest time between two reports.
 const INTERVAL_NS: u64 = 1_000_000_000;
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct RefusedHost {
     pub host: String,
-    /// The subsystem that it asked for.
     pub subsystem: String,
-    /// Reason, for the operator.
     pub why: &'static str,
 }
 
@@ -28,7 +23,7 @@ impl Refusals {
         self.count = self.count.saturating_add(1);
     }
 
-    /// The newest unreported host, if a report is due, and the number of refusals.
+    /// If a report is due, with the number of refusals.
     pub(super) fn take(&mut self, now_ns: u64) -> Option<(RefusedHost, u32)> {
         let waited = self
             .told_ns

@@ -43,7 +43,7 @@ impl Outside for Daemon {
     fn gone(&mut self, socket: u64) {
         let fd = self.held.remove(&socket).unwrap();
         assert_eq!(Arc::strong_count(&fd), 1, "the listener has it no more");
-        // Another holder keeps it, yet the host must see the end.
+        // Yet the host must see the end.
         std::mem::forget(fd);
     }
 
@@ -82,7 +82,7 @@ fn is_closed(socket: &mut TcpStream) -> bool {
     }
 }
 
-/// The close may still be on its way.
+/// It may be on its way.
 fn will_be_closed(socket: &mut TcpStream) -> bool {
     crate::patience::patiently().any(|()| is_closed(socket))
 }
@@ -123,7 +123,6 @@ fn a_crowd_loses_its_own_places() {
     while listener.handshakes() < 1 {
         turn(&mut listener, &mut out);
     }
-    // As if from another host.
     if let Some(Some(handshake)) = listener.handshakes.first_mut() {
         handshake.peer = "192.0.2.1:1".parse().unwrap();
     }
@@ -153,7 +152,7 @@ fn a_crowd_loses_its_own_places() {
     assert!(will_be_closed(&mut guest));
 }
 
-/// A successor knows only the kernel's counters of a handshake.
+/// From the kernel's counters alone.
 #[test]
 fn a_newcomer_begins_again_from_the_kernels_counters_alone() {
     let subsystem = Nqn::discovery();
@@ -181,7 +180,6 @@ fn a_newcomer_begins_again_from_the_kernels_counters_alone() {
     capsule.extend_from_slice(&tcp::crc32c(data.as_bytes()).to_le_bytes());
     words.extend_from_slice(&capsule);
     let whole = words.len();
-    // And the start of the next PDU.
     words.extend_from_slice(&[4; 10]);
     for dies_at in [0, 1, 127, 128, 129, 200, 300, whole - 1] {
         let (mut first, address) = listener();
@@ -227,7 +225,7 @@ fn a_newcomer_begins_again_from_the_kernels_counters_alone() {
         );
         let facts = counters::read(&came.fd).unwrap();
         assert_eq!((facts.consumed, facts.accepted), (0, 128));
-        // The host has exactly one ICResp.
+        // Exactly one ICResp.
         socket.read_exact(&mut [0; 128]).unwrap();
         socket.set_nonblocking(true).unwrap();
         let more = socket.read(&mut [0; 1]).map_err(|error| error.kind());
@@ -253,7 +251,7 @@ fn a_newcomer_that_hangs_up_half_way_is_gone() {
     }
 }
 
-/// Its bytes may kill an engine: the successor must know their socket.
+/// The bytes may kill an engine: its successor must know the socket.
 #[test]
 fn whoever_is_looked_at_is_named_in_the_region() {
     use std::sync::atomic::Ordering::Relaxed;

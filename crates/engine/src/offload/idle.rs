@@ -1,15 +1,14 @@
 //! Which reactors are idle and may help, and which need help.
 //!
-//! **Design.** A reactor publishes the time since which its own lanes have begun nothing; others
-//! read it at a turn's start. After [`IDLE_NS`] it counts as idle, so it need not wake to report
-//! that. Busy reactors share the processors of idle ones equally. **Not here:** the operations
-//! handed over ([`super`]).
+//! **Design.** A reactor publishes when its own lanes last began something; others read it at a
+//! turn's start. After [`IDLE_NS`] it counts as idle, without waking to report that. Busy reactors
+//! share the idle ones' processors equally. **Not here:** handing over ([`super`]).
 
 use super::Away;
 use forebay_qos::params::{HELP_FROM, HELP_NS, HELP_UNTIL, IDLE_NS};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Interval at which reactors publish and read this.
+/// Of publishing and reading.
 pub(crate) const SAY_NS: u64 = 50_000;
 
 const AT_WORK: u64 = u64::MAX;
@@ -17,7 +16,7 @@ const AT_WORK: u64 = u64::MAX;
 #[derive(Default)]
 #[repr(align(64))]
 pub(super) struct Said {
-    /// Until when its own lanes had work.
+    /// Own work until then.
     until_ns: AtomicU64,
 }
 
@@ -38,7 +37,7 @@ pub(super) struct Need {
 }
 
 impl Need {
-    /// Until it is known, help is allowed.
+    /// Help is allowed until the need is known.
     pub(super) fn new(now_ns: u64) -> Self {
         Self {
             help: true,
@@ -61,7 +60,6 @@ impl Need {
         self.turn_ns = now_ns;
     }
 
-    /// Whether help is needed, with this many idle reactors.
     fn help(&mut self, now_ns: u64, idle: usize) -> bool {
         let all_ns = now_ns.saturating_sub(self.since_ns);
         if all_ns >= HELP_NS {
@@ -77,7 +75,7 @@ impl Need {
 }
 
 impl Away {
-    /// Returns whether it is time to look for idle reactors.
+    /// Whether to look for idle reactors.
     #[inline]
     pub(crate) fn begin_turn(&mut self, now_ns: u64) -> bool {
         self.need.turn(now_ns);
@@ -104,12 +102,12 @@ impl Away {
         }
     }
 
-    /// Whether this reactor has work of its own, so that remote operations go back.
+    /// It has own work.
     pub(crate) fn gives_back(&self, now_ns: u64) -> bool {
         self.spreads() && (self.begun > 0 || !self.said.is_idle(now_ns))
     }
 
-    /// Finds the idle reactors. Returns the number of processors that this reactor has at work.
+    /// Returns the processors that this reactor has at work.
     pub(crate) fn look(&mut self, now_ns: u64) -> f32 {
         self.looked_ns = now_ns;
         let mut idle = 0;

@@ -1,16 +1,16 @@
 //! Costs of commands, from the costs of operations.
 //!
-//! **Design.** Reads and writes cost by bytes, which [`super::gates::Admission::admit`] looks up
-//! itself. Other commands cost an operation per range or MiB. Written zeroes also take device time
-//! by their bytes, but few of the tenant's bytes.
+//! **Design.** [`super::gates::Admission::admit`] looks up reads and writes itself. Others cost an
+//! operation per range or MiB. Written zeroes also take device time by their bytes, but few of the
+//! tenant's bytes.
 
 use crate::io::command::IoOp;
 use forebay_qos::cost::{CostTable, Operation, Transport};
 use forebay_qos::resources::{Resource, ResourceVector};
 
-/// The most of a tenant's bytes charged for zeroing, which uses no link; also the size of a piece.
+/// Most of a tenant's bytes charged for zeroing, which uses no link; also the size of a piece.
 const MAX_ZEROED_BYTES: u64 = 1 << 20;
-/// The most operations charged per command, so that a small budget can save for it.
+/// Most operations per command, so that a small budget can save for it.
 const MAX_PIECES: u64 = 32;
 
 pub(super) fn cost_of(costs: &CostTable, frontend: Transport, op: &IoOp) -> ResourceVector {

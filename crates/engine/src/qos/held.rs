@@ -1,9 +1,8 @@
 //! Limits on memory held by commands that wait for a budget.
 //!
-//! **Design.** Such a command holds a slab place and a buffer. So a lane has at most
-//! [`MAX_THROTTLED`] of them and a second's budget, and all lanes together a part of the slab; each
-//! lane may have one. Other commands stay in their connection or ring. If a monitor or a shutdown
-//! waits for them, they begin at once, as debt. **Not here:** the choice of commands
+//! **Design.** A lane has at most [`MAX_THROTTLED`] of them and a second's budget, all lanes
+//! together a part of the slab; each lane may have one. Others stay in their connection or ring. If
+//! a monitor or a shutdown waits for them, they begin as debt. **Not here:** their choice
 //! ([`crate::qos`]).
 
 use super::Qos;
@@ -15,10 +14,9 @@ use crate::lane::LaneIndex;
 use forebay_xlate::boundary::region::MAX_LANES;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Throttled commands per lane, about two quanta. With more, their buffers leave the processor's
-/// cache.
+/// About two quanta; with more, buffers leave the processor's cache.
 const MAX_THROTTLED: u32 = 24;
-/// Throttled commands of all lanes; the first of each lane is always allowed.
+/// The first of each lane is always allowed.
 const MAX_ALL: usize = MAX_IOS / 8;
 const MAX_ALL_BYTES: usize = 16 << 20;
 
@@ -35,7 +33,6 @@ impl Qos {
         self.throttled.of(lane) > 0
     }
 
-    /// Whether a lane may hold one more throttled command.
     #[inline]
     pub(crate) fn may_hold(&self, lane: LaneIndex) -> bool {
         let all = &self.throttled;
@@ -47,8 +44,7 @@ impl Qos {
                 && (self.admission.as_ref()).is_none_or(|a| a.may_hold(lane))
     }
 
-    /// Whether to ask a host for a command's data. Lanes over budget leave half of the buffers to
-    /// others.
+    /// To ask a host for data. Lanes over budget leave half of the buffers to others.
     pub(crate) fn may_ask(&self, staging: &Staging, lane: LaneIndex, len_bytes: u32) -> bool {
         !self.is_throttled(lane) || staging.is_half_left_for(len_bytes)
     }

@@ -1,12 +1,11 @@
-//! Quality of service in a reactor: which commands may begin now, by `forebay_qos`.
+//! Quality of service in a reactor, by `forebay_qos`.
 //!
-//! **Design.** Each command is charged when it begins. Commands that are not admitted wait in their
-//! lane's queue, in order. A window's end refills all budgets; each turn asks the waiting lanes
-//! again. A lane begins one quantum of commands in a turn ([`gates`]), so a lane within its base
-//! never waits for a neighbour's whole queue. Time over budget is counted by lane
-//! ([`Qos::over_ns`]) while its first waiting command was refused. A VM's commands stay in its ring
-//! while enough of its lane wait. Recovered commands and internal jobs are not charged. **Not
-//! here:** allocations (`forebay_qos`), and the daemon's settings ([`crate::control`]).
+//! **Design.** Each command is charged when it begins; others wait in their lane's queue, in order.
+//! A window's end refills budgets, and each turn asks the waiting lanes again. A lane begins one
+//! quantum of commands in a turn ([`gates`]), so none waits for a neighbour's whole queue. Time
+//! over budget counts while a lane's first waiting command was refused. A VM's commands stay in its
+//! ring while enough of its lane wait. Recovered commands and internal jobs are not charged. **Not
+//! here:** allocations (`forebay_qos`), the daemon's settings ([`crate::control`]).
 
 mod costs;
 mod delays;
@@ -31,7 +30,7 @@ pub(crate) use gates::ALONE_WINDOWS;
 pub use gates::Admission;
 pub(crate) use gates::TURN_NS;
 
-/// Windows by which a sleeping reactor may delay its report that it uses nothing.
+/// By which a sleeping reactor may delay its report that it uses nothing.
 const RECKONED_WINDOWS: u64 = 8;
 
 #[derive(Debug)]
@@ -54,15 +53,14 @@ impl Qos {
         }
     }
 
-    /// Sets a tenant's budget. A `guaranteed` base has precedence if bases exceed the node's
-    /// resources.
+    /// A `guaranteed` base has precedence if bases exceed the node's resources.
     pub fn set_budget(&mut self, tenant: u32, budget: &Budget, guaranteed: bool) {
         if let Some(admission) = &mut self.admission {
             admission.set_budget(tenant, budget, guaranteed);
         }
     }
 
-    /// Sets the number of processors that carry out the work charged here.
+    /// Processors that carry out the work charged here.
     pub(crate) fn set_processors(&mut self, processors: f32) {
         if let Some(admission) = &mut self.admission {
             admission.set_processors(processors);
@@ -89,7 +87,7 @@ impl Qos {
     }
 
     /// Whether a VM's lane may take commands from its rings. If not, a later turn or window
-    /// continues it.
+    /// continues.
     #[inline]
     pub(crate) fn may_fetch(&mut self, lane: LaneIndex) -> bool {
         let admission = self.admission.as_ref();
@@ -101,7 +99,6 @@ impl Qos {
             && (self.admission.as_mut()).is_none_or(|admission| admission.may_fetch(lane))
     }
 
-    /// Whether a command that ended without beginning may be answered in this turn.
     #[inline]
     pub(crate) fn may_answer(&mut self, lane: Option<LaneIndex>) -> bool {
         match (&mut self.admission, lane) {
@@ -110,7 +107,7 @@ impl Qos {
         }
     }
 
-    /// Whether a lane, or all lanes together, have too many waiting commands to look at its rings.
+    /// Too many commands wait, of this lane or of all, to look at its rings.
     #[inline]
     pub(crate) fn is_held_back(&self, lane: LaneIndex) -> bool {
         let admission = self.admission.as_ref().filter(|a| a.stops);
@@ -134,8 +131,6 @@ impl Qos {
         (self.admission.as_ref()).is_some_and(|a| a.contended)
     }
 
-    /// Whether a lane within its base has no waiting command while others burst: it is served at
-    /// once.
     pub(crate) fn is_calm(&self, lane: LaneIndex) -> bool {
         (self.admission.as_ref()).is_some_and(|admission| admission.is_calm(lane))
     }
@@ -160,7 +155,7 @@ impl Qos {
         }
     }
 
-    /// Whether a command may begin; a recovered one always may.
+    /// A recovered one always may.
     pub(crate) fn admit_carried(&mut self, io: &Io, carried: &Carried) -> bool {
         self.admission.is_none()
             || carried.any() && carried.is_carried(io.record)
@@ -193,7 +188,7 @@ impl Qos {
         }
     }
 
-    /// Counts the time over budget of a command that waited in its frontend.
+    /// For a command that waited in its frontend.
     #[cold]
     pub(crate) fn waited_elsewhere(&mut self, io: &mut Io, lanes: &Lanes, now_ns: u64) {
         if let Some(admission) = &mut self.admission {
@@ -226,8 +221,7 @@ impl Qos {
         admission.is_some_and(|a| !a.ready.is_empty() || a.again)
     }
 
-    /// When to wake for a window's end. Without waiting commands, some windows later; `None` if it
-    /// is not needed.
+    /// `None` if not needed; some windows later if no command waits.
     pub(crate) fn window_ends_ns(&self) -> Option<u64> {
         let admission = self.admission.as_ref()?;
         let later_ns = RECKONED_WINDOWS * admission.scheduler.params().window_ns;
@@ -239,7 +233,7 @@ impl Qos {
         }
     }
 
-    /// Windows that ended while the reactor slept with no waiting command are not lost.
+    /// Windows that ended during the sleep are not lost.
     pub(crate) fn woke(&mut self, now_ns: u64) {
         if let Some(admission) = self.admission.as_mut().filter(|a| !a.waits()) {
             admission.woke_ns = now_ns;
@@ -252,7 +246,7 @@ impl Qos {
         }
     }
 
-    /// The start time of an operation whose delay is measured, else 0.
+    /// 0 if its delay is not measured.
     #[inline]
     pub(crate) fn slice_begins(&mut self, device: u8, op: &Op, away: bool) -> u64 {
         match &mut self.admission {
@@ -275,7 +269,6 @@ impl Qos {
 }
 
 impl Admission {
-    /// Counts a command's time over budget, here and in its frontend.
     pub(crate) fn count_over(&mut self, io: &mut Io, lanes: &Lanes, now_ns: u64) {
         let over_ns = self.was_over_budget(io, now_ns);
         io.over_ns = None;
@@ -287,7 +280,7 @@ impl Admission {
     }
 }
 
-/// Ends a command's wait: the time from here on is the devices'.
+/// The time from here on is the devices'.
 pub(crate) fn begins_to_move(io: &mut Io, now_ns: u64) {
     io.stage = Stage::Moving;
     io.started_ns = io.started_ns.max(now_ns);

@@ -1,9 +1,9 @@
 //! The rings between the control thread and a reactor.
 //!
-//! **Design.** Two bounded single-producer rings, with an eventfd each way. The sender wakes the
-//! other side only if that side sleeps. The sleeper sets its flag, then checks its ring again; both
-//! sides use a full fence ([`Sleeper`]), so no wakeup is lost. If a ring is full, the sender keeps
-//! the message and retries. **Not here:** the effect of the messages.
+//! **Design.** Two bounded single-producer rings, with an eventfd each way. The sender rings only
+//! if the other side sleeps. The sleeper sets its flag, then checks its ring again; both sides use
+//! a full fence ([`Sleeper`]), so no wakeup is lost. If a ring is full, the sender keeps the
+//! message and retries.
 
 use crate::bell::{ControlBell, ReactorBell, Sleeper, eventfd, quiet_bell, ring_bell};
 use crate::core::{Admission, ServedDevice};
@@ -25,32 +25,28 @@ const RING_ENTRIES: usize = 4096;
 
 pub(crate) enum Post {
     Device(ServedDevice),
-    /// The owner's statistics of a volume.
     Figures(VolumeId, VolumeStatistics),
-    /// Admission with the tenants' budgets; `None` admits everything.
+    /// `None` admits everything.
     Admission(Option<Box<Admission>>),
-    /// This slot has a new tenant.
     NewTenant(u32),
-    /// The budget of the tenant in this slot, and whether its base is guaranteed.
+    /// The tenant's slot, and whether its base is guaranteed.
     Budget(u32, Budget, bool),
-    /// A volume's tenant and budget; `None`: no tenant.
+    /// `None`: no tenant.
     Share(VolumeId, Option<Share>),
     /// The fence of a served device has passed.
     Fenced(DeviceIndex),
-    /// Whether the device will be served before its fence, as soon as it is open.
+    /// Whether it will be served before its fence, once open.
     Expect(DeviceIndex, bool),
-    /// Adds or updates a lane. Answered by [`Upcall::ExportSettled`] with this request.
+    /// Answered by [`Upcall::ExportSettled`] with this request.
     Lane(Box<Lane>, u64),
-    /// Removes a lane's export. Answered by [`Upcall::ExportSettled`] with this request.
+    /// Answered by [`Upcall::ExportSettled`] with this request.
     RemoveLane(LaneIndex, ExportId, u64),
     Volume(Arc<Volume>),
-    /// The owner's message about space.
+    /// From the owner.
     Space(engine_side::Post),
-    /// For the frontend that knows its type.
     Frontend(FrontendMessage),
-    /// A dead engine's state for the frontends, which take it over in one turn.
+    /// A dead engine's state, taken over in one turn.
     Inherit(Vec<FrontendMessage>),
-    /// How queues are spread over reactors.
     Spread(Spread),
     Stop,
 }
@@ -106,12 +102,11 @@ impl ToReactor {
         self.flush();
     }
 
-    /// Sends with the next [`ToReactor::flush`], so that many messages need one check for sleep.
+    /// For many messages with one check for sleep.
     pub(crate) fn queue(&mut self, post: Post) {
         self.overflow.push_back(post);
     }
 
-    /// Sends messages that found no room before; call it each turn.
     pub(crate) fn flush(&mut self) {
         let mut sent = false;
         while let Some(post) = self.overflow.pop_front() {
@@ -128,7 +123,7 @@ impl ToReactor {
         }
     }
 
-    /// Tells the reactor that the daemon's messages up to this time are posted, if there was room.
+    /// The daemon's messages up to this time are posted, if there was room.
     pub(crate) fn heard(&self, ns: u64) {
         if !self.is_behind() {
             self.heard_ns.store(ns, Release);
@@ -158,7 +153,6 @@ impl ToControl {
         self.heard_ns.load(Acquire)
     }
 
-    /// Sends one message; returns it if there is no room.
     pub(crate) fn send(&mut self, upcall: Upcall) -> Result<(), Upcall> {
         self.upcalls.push(upcall).map_err(|PushError::Full(u)| u)
     }
@@ -169,8 +163,7 @@ impl ToControl {
         }
     }
 
-    /// Announces that the reactor is about to sleep. False if a message came meanwhile, or
-    /// `nothing` is false.
+    /// False if a message came, or `nothing` is false.
     pub(crate) fn fall_asleep(&self, nothing: impl FnOnce() -> bool) -> bool {
         self.asleep
             .fall_asleep(|| self.posts.is_empty() && nothing())

@@ -2,9 +2,9 @@
 //!
 //! **Design.** A turn takes posts, completions and clients' requests, and submits. Without work for
 //! some time ([`Spin`]), or at once if busy devices make polling useless
-//! ([`Core::waits_for_devices`]), the reactor sleeps in one `io_uring_enter`. The ring polls one
-//! epoll set with all sockets and the mailbox. **Not here:** the meaning of commands
-//! ([`crate::core`], [`crate::frontend`]) and posts ([`mod@post`]).
+//! ([`Core::waits_for_devices`]), it sleeps in one `io_uring_enter`; the ring polls one epoll set
+//! with all sockets and the mailbox. **Not here:** commands ([`crate::core`], [`crate::frontend`])
+//! and posts ([`mod@post`]).
 
 pub(crate) mod mailbox;
 mod post;
@@ -23,20 +23,17 @@ use std::time::Duration;
 
 /// Interval of time limit checks.
 const TICK_NS: u64 = 100_000_000;
-/// Interval of polls of quiet sockets during work: a fraction of a window. A poll takes about a
-/// thousandth of it.
+/// Interval of polls of quiet sockets during work; a poll takes about a thousandth of it.
 const LOOK_NS: u64 = 100_000;
-/// If a poll takes longer, because many sockets have data, polls are this many times its duration
-/// apart. The interval has a maximum, since the system may have caused the delay.
+/// Longer polls, of many active sockets, are this many times their duration apart, up to a maximum.
 const LOOKS_APART: u64 = 16;
 const MAX_LOOK_NS: u64 = 5_000_000;
 /// How long commands may take to end at a stop.
 const STOP_LIMIT_NS: u64 = 5_000_000_000;
-/// After this idle time, staging memory is freed,
+/// Idle time after which staging memory is freed,
 const TRIM_NS: u64 = 500_000_000;
 /// in steps this far apart.
 const TRIM_STEP_NS: u64 = 1_000_000;
-/// The epoll key of the mailbox.
 const WAKE_KEY: u64 = u64::MAX;
 
 pub(crate) struct Reactor {
@@ -47,9 +44,7 @@ pub(crate) struct Reactor {
     pub sockets: Sockets,
 }
 
-/// Times of a reactor's last and next steps.
 struct Pace {
-    /// Start of the turn.
     now: u64,
     turns: u64,
     was_busy: bool,
@@ -58,9 +53,8 @@ struct Pace {
     spin: Spin,
     tick_at: u64,
     look_at: u64,
-    /// When staging memory is freed next.
     trim_at: Option<u64>,
-    /// Latest time to end after a stop request.
+    /// After a stop request.
     stop_by: Option<u64>,
 }
 
@@ -104,7 +98,6 @@ impl Reactor {
         self.send_upcalls();
     }
 
-    /// Runs one turn; true if there was any work.
     #[inline]
     fn turn(&mut self, pace: &mut Pace) -> bool {
         let begun = pace.now;
@@ -145,7 +138,7 @@ impl Reactor {
         busy
     }
 
-    /// Polls each frontend. Between its clients, small requests of the other frontends are served.
+    /// Between a frontend's clients, others' small requests are served.
     #[inline]
     fn poll_frontends(&mut self) -> bool {
         let core = &mut self.core;
@@ -174,7 +167,6 @@ impl Reactor {
         self.core.record().last_turn_ns.store(now, Relaxed);
     }
 
-    /// After a stop request: whether nothing is left, or the time is up.
     fn may_stop(&self, now: u64, limit: u64) -> bool {
         now >= limit
             || self.core.busy_ios() == 0
@@ -215,7 +207,7 @@ impl Reactor {
         let until = self.wake_at_ns(pace);
         let slept = self.sleep(pace.now, until);
         if slept {
-            // Windows have ended meanwhile; new commands find one window's refill.
+            // New commands find one window's refill, although several ended.
             pace.now = self.core.begin_turn();
             pace.was_busy = false;
             for frontend in &mut self.frontends {
@@ -234,14 +226,12 @@ impl Reactor {
         }
     }
 
-    /// Makes clients wake the reactor; false if it must not sleep.
     fn arm(&mut self) -> bool {
         let core = &mut self.core;
         self.frontends.iter().all(|one| one.is_idle())
             && self.frontends.iter_mut().all(|one| one.arm(core))
     }
 
-    /// Latest end of a sleep.
     fn wake_at_ns(&self, pace: &Pace) -> u64 {
         let now = pace.now;
         let mut until = now + MAX_SLEEP_NS;
@@ -260,7 +250,7 @@ impl Reactor {
         others.into_iter().flatten().fold(until, u64::min)
     }
 
-    /// Sleeps until there is work, at most until `until`. False if there was work already.
+    /// Sleeps until `until` or until there is work; false if there was work already.
     fn sleep(&mut self, now: u64, until: u64) -> bool {
         let core = &self.core;
         if !self.mailbox.fall_asleep(|| core.away.nothing_from_others()) {

@@ -1,5 +1,5 @@
-//! Carries out posts of the control thread between turns: for commands by the core, for clients by
-//! the frontends. **Not here:** the posts ([`super::mailbox::Post`]).
+//! Carries out posts of the control thread between turns. **Not here:** the posts
+//! ([`super::mailbox::Post`]).
 
 use super::Reactor;
 use super::mailbox::Post;
@@ -58,7 +58,6 @@ impl Reactor {
         }
     }
 
-    /// The owner's messages about space: faults, revokes, commits, releases.
     fn handle_space(&mut self, post: engine_side::Post) {
         let core = &mut self.core;
         match post {
@@ -95,7 +94,7 @@ impl Reactor {
         }
     }
 
-    /// Gives a message to the frontend that knows it.
+    /// To the one that knows it.
     fn tell(&mut self, mut message: FrontendMessage) {
         self.core.blame(None);
         for frontend in &mut self.frontends {

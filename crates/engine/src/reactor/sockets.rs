@@ -1,5 +1,5 @@
-//! A reactor's epoll set: its frontends' sockets and its mailbox. The ring polls the set during
-//! sleep. **Not here:** the owners of keys ([`crate::frontend::Frontend::sockets_ready`]).
+//! A reactor's epoll set: sockets and mailbox. **Not here:** the owners of keys
+//! ([`crate::frontend::Frontend::sockets_ready`]).
 
 use super::WAKE_KEY;
 use rustix::buffer::spare_capacity;
@@ -8,7 +8,6 @@ use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
-/// Events taken at once.
 const EVENTS: usize = 256;
 
 pub(crate) struct Sockets {
@@ -37,7 +36,7 @@ impl Sockets {
         &self.epoll
     }
 
-    /// The keys of ready sockets, without the mailbox's.
+    /// Without the mailbox's.
     pub(super) fn poll(&mut self) -> &[u64] {
         self.events.clear();
         self.keys.clear();

@@ -1,13 +1,13 @@
 //! How long an idle reactor polls before it sleeps.
 //!
-//! **Design.** A wakeup costs tens of microseconds on both sides. A host that sends the next
-//! command soon after an answer would often meet a reactor that has just gone to sleep. So a
-//! reactor polls for a short time, but longer after a short pause that it slept through; a long
-//! pause resets this. A long poll without result thus happens only once per short pause, and an
-//! idle reactor polls briefly. **Not here:** when a reactor may sleep at all ([`crate::reactor`]).
+//! **Design.** A wakeup costs tens of microseconds on both sides, and a host that sends a command
+//! soon after each answer would meet a sleeping reactor every time. So a reactor polls briefly, and
+//! longer after a short pause that it slept through; a long pause resets this. So each long,
+//! useless poll follows its own short pause. **Not here:** when it may sleep at all
+//! ([`crate::reactor`]).
 
 const SHORT_NS: u64 = 30_000;
-/// Pauses are measured including the wakeup.
+/// Pauses include the wakeup.
 const LONG_NS: u64 = 150_000;
 
 #[derive(Debug)]
@@ -25,7 +25,7 @@ impl Spin {
         self.limit_ns
     }
 
-    /// Reports the length of a pause that ended after polling and sleep.
+    /// After polling and sleep.
     pub(crate) fn paused(&mut self, ns: u64) {
         self.limit_ns = match ns < LONG_NS {
             true => LONG_NS,
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Cost of a pause: the polling time without result; 0 if it was not slept through.
+    /// Useless polling time; 0 without sleep.
     fn pause(spin: &mut Spin, ns: u64) -> u64 {
         let limit = spin.limit_ns();
         if ns <= limit {
@@ -75,7 +75,6 @@ mod tests {
                         long += 1;
                     }
                 }
-                // Each long poll without result follows its own short pause.
                 prop_assert!(long <= soon);
             }
             pause(&mut spin, 1_000_000_000);

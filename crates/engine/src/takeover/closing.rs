@@ -1,23 +1,21 @@
-//! Why a connection does not survive a take-over: fixed phrases, which are also labels of a metric.
+//! Why a connection does not survive a take-over: fixed phrases, also labels of a metric.
 
 use super::counters::NoFacts;
 use std::fmt;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Closing {
-    /// The host or the engine had ended it before.
+    /// By the host or the engine.
     Ended,
-    /// Its counters could not be read.
     Unreadable,
-    /// It had been refused.
+    /// Refused before.
     Leaving,
-    /// It had exchanged data but has no record, so it was about to be closed.
+    /// Used, but without record: it was about to be closed.
     Unrecorded,
-    /// Its records contradict each other or the kernel.
+    /// Contradictory records.
     Damaged,
-    /// Its export is not served now, or not to this host.
+    /// Not now, or not to this host.
     NotServed,
-    /// Its association's admin queue is gone.
     NoAdmin,
     /// Its bytes killed the engine before they became a command.
     Blamed,

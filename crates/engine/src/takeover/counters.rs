@@ -1,11 +1,9 @@
 //! How far a TCP stream was consumed and accepted, by the kernel's counters.
 //!
-//! **Design.** The dead process consumed the bytes received in order, less those unread. The kernel
-//! accepted the acknowledged bytes plus those still queued. The peer continues meanwhile, so the
-//! counters are read until two reads agree. (Sent bytes, less retransmissions and unsent ones,
-//! would need one call, but are wrong if the local queueing discipline drops.)
-//!
-//! **Not here:** the meaning of the positions ([`super::queue`]).
+//! **Design.** Consumed: bytes received in order, less those unread. Accepted: bytes acknowledged,
+//! plus those queued. The peer continues meanwhile, so the counters are read until two reads agree.
+//! (Sent bytes, less retransmissions and unsent ones, would be one call, but wrong if the local
+//! queueing discipline drops.)
 
 #![allow(unsafe_code)]
 
@@ -15,29 +13,23 @@ use std::os::fd::{AsFd, AsRawFd};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SocketFacts {
-    /// Bytes of the stream that our side has read.
+    /// Read by our side.
     pub consumed: u64,
-    /// Bytes that our side has written; the peer gets all of them.
+    /// Written by our side; the peer gets all of them.
     pub accepted: u64,
 }
 
-/// Why a stream cannot continue.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum NoFacts {
-    /// One side has ended it.
     Ended,
-    /// The counters kept changing.
     Moving,
-    /// The kernel does not tell.
     Unknown,
 }
 
-/// Reads of the counters before giving up.
 const MAX_ROUNDS: usize = 100;
-/// `TCP_ESTABLISHED` of the kernel's tcp_states.h.
 const ESTABLISHED: u8 = 1;
 
-/// Start of the kernel's `struct tcp_info`, which only grows at its end.
+/// The kernel's `struct tcp_info`, which only grows at its end.
 #[repr(C)]
 #[derive(Clone, Copy)]
 struct TcpInfo {
@@ -51,7 +43,7 @@ struct TcpInfo {
 }
 const _: () = assert!(offset_of!(TcpInfo, bytes_acked) == 120);
 
-/// Reads the position of a socket's stream; no other process may use the socket.
+/// The socket must have no other user.
 ///
 /// # Errors
 /// See [`NoFacts`].
@@ -68,7 +60,7 @@ pub(crate) fn read(socket: impl AsFd) -> Result<SocketFacts, NoFacts> {
         if of(&before) == of(&after) {
             return Ok(SocketFacts {
                 consumed: after.bytes_received.saturating_sub(unread),
-                // The engine never connects, so no SYN of its own is acknowledged.
+                // The engine never connects, so no own SYN is acknowledged.
                 accepted: after.bytes_acked.saturating_add(queued),
             });
         }
@@ -100,7 +92,7 @@ fn tcp_info(socket: impl AsFd) -> io::Result<TcpInfo> {
     Ok(unsafe { info.assume_init() })
 }
 
-/// Bytes written that the peer has not acknowledged (SIOCOUTQ).
+/// SIOCOUTQ.
 fn unacknowledged(socket: impl AsFd) -> io::Result<u64> {
     let mut bytes: libc::c_int = 0;
     // SAFETY: the request writes one int.
@@ -139,7 +131,7 @@ mod tests {
         let (mut consumed, mut accepted) = (0, 0);
         for round in 0..200usize {
             host.write_all(&vec![1; 1 + round * 37 % 5000]).unwrap();
-            // The host reads only sometimes, so that the socket fills up.
+            // The socket fills up at times.
             if round % 3 == 0 {
                 host.set_nonblocking(true).unwrap();
                 while matches!(host.read(&mut [0; 70_000]), Ok(n) if n > 0) {}

@@ -73,7 +73,7 @@ impl Dead {
         self.region.header().key.load(Relaxed)
     }
 
-    /// A live queue that has answered its Connect; its socket number is 1000 more than its own.
+    /// It has answered its Connect; its socket number is 1000 more.
     pub(super) fn queue(&self, queue: u32, controller: u32, qid: u16) {
         let record = &self.region.queues()[queue as usize];
         let constants = QueueConstants {
@@ -121,8 +121,7 @@ impl Dead {
         c
     }
 
-    /// Gives a command `len_bytes` of data, for which three R2Ts were sent, and `dwords` of each
-    /// part came.
+    /// For which three R2Ts were sent; `dwords` of each part came.
     pub(super) fn ask_in_parts(&self, queue: u32, slot: u16, len_bytes: u32, dwords: [u16; 4]) {
         let c = &self.region.commands(queue as usize)[usize::from(slot)];
         let number = c.number.load(Relaxed);
@@ -142,7 +141,7 @@ impl Dead {
         c.state.store(state.0, Relaxed);
     }
 
-    /// Publishes one more item, of 24 header bytes and `data_bytes`.
+    /// 24 header bytes and `data_bytes`.
     pub(super) fn answer(&mut self, queue: u32, start: u64, ends: u16, data_bytes: u32) {
         let header = [queue as u8; 24];
         let record = &self.region.queues()[queue as usize];
@@ -168,7 +167,7 @@ impl Dead {
         self.bytes.insert(at, header.to_vec());
     }
 
-    /// An association of export 1 with an admin queue at `first`, followed by I/O queues.
+    /// The admin queue is `first`, then the I/O queues.
     pub(super) fn association(&self, slot: u32, first: u32, io_queues: u32) {
         let lane = lane();
         let command = ConnectCommand::new(0, 0, 32, 0);

@@ -1,10 +1,9 @@
 //! Entry of the fuzz target: converts a dead engine's region with arbitrary changes.
 //!
-//! **Design.** A small dead engine with three associations is made once. The input changes raw
-//! words, whole commands and queues with correct checksums, and the kernel's counters. After the
-//! conversion all is restored. Checked: no panic, one outcome per socket, valid slots and lists, at
-//! most one whole-volume span per volume. **Not here:** the target (`fuzz/` beside the crates), and
-//! the successor's region.
+//! **Design.** The input changes raw words, whole commands and queues with correct checksums, and
+//! the kernel's counters; then all is restored. Checked: no panic, one outcome per socket, valid
+//! slots and lists, at most one whole-volume span per volume. **Not here:** the target (`fuzz/`
+//! beside the crates).
 
 use super::counters::{NoFacts, SocketFacts};
 use super::dead::{ANSWERED, CONNECTED, Dead, block_write, facts, lanes};
@@ -19,13 +18,11 @@ use std::collections::BTreeSet;
 use std::sync::atomic::AtomicU64;
 use zerocopy::FromBytes;
 
-/// The queues of the three associations.
 const QUEUES: [u32; 9] = [10, 11, 12, 20, 21, 22, 30, 31, 32];
 const COMMANDS: u16 = 8;
 /// One change: kind, queue, place, and a value or a command.
 const CHANGE_BYTES: usize = 12;
 
-/// A dead engine, and its original words.
 struct Template {
     dead: Dead,
     words: Vec<(usize, u64)>,
@@ -76,7 +73,7 @@ fn template() -> Template {
         let region = &dead.region;
         let mut add = |at: usize, bytes: usize| used.extend((at..at + bytes).step_by(8));
         let base = place(region, region.header());
-        // Not the magic and the version: other layouts are refused before.
+        // Not magic and version: other layouts are refused before.
         add(base + 16, 112);
         add(place(region, region.reactors()), 2 * 128);
         add(place(region, lane), 32);
@@ -112,7 +109,7 @@ fn word(region: &Region, at: usize) -> &AtomicU64 {
 }
 
 impl Template {
-    /// Carries out a change; returns the rest of the input.
+    /// Returns the rest of the input.
     fn change<'a>(
         &self,
         input: &'a [u8],
@@ -131,7 +128,7 @@ impl Template {
             1 => _ = any.fetch_xor(1 << (value % 64), Relaxed),
             2 => _ = any.fetch_add(value as i8 as u64, Relaxed),
             3 => {
-                // A command that its host could have sent.
+                // As its host could have sent it.
                 let (sqe, after) = rest.split_at_checked(64)?;
                 rest = after;
                 let sqe = Sqe::read_from_bytes(sqe).ok()?;

@@ -1,10 +1,9 @@
 //! Writes the connections that continue into the successor's region and memory.
 //!
-//! **Design.** Queues, controllers and commands keep their slots; buffers, lists and keeps are new
-//! copies. The result is what the successor's own reactors would have recorded at this point, so a
-//! later successor needs no knowledge of this take-over. The records are unused until `Resume`.
-//!
-//! **Not here:** which connections continue ([`super::plan`]).
+//! **Design.** Queues, controllers and commands keep their slots; buffers, lists and keeps are
+//! copies. The records look as if the successor's reactors had made them, so a later successor
+//! needs no knowledge of this take-over. They are unused until `Resume`. **Not here:** the choice
+//! ([`super::plan`]).
 
 use super::plan::{Plan, PlannedController, PlannedQueue};
 use super::snapshot::{OldCommand, OldQueue};
@@ -30,19 +29,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 use zerocopy::IntoBytes;
 
-/// The parts of the successor that are needed here.
 #[derive(Clone, Copy)]
 pub(crate) struct Successor<'a> {
     pub region: &'a Region,
     pub memory: &'static Memory,
     pub reactors: usize,
     pub lanes: &'a ServedLanes,
-    /// For its discovery controllers.
+    /// For discovery controllers.
     pub exports: &'a ExportTable,
     pub associations: &'a Associations,
 }
 
-/// Carries out a plan that was made for `sockets`.
+/// For these `sockets`.
 pub(super) fn install(
     mut plan: Plan,
     old: &(impl OldBytes + ?Sized),
@@ -82,7 +80,7 @@ pub(super) fn install(
                 for (queue, at) in places {
                     plan.spans.disown(queue);
                     if let Some(record) = new.region.queues().get(queue as usize) {
-                        // The slot's next user must not find these commands.
+                        // The slot's next user must not find these.
                         for command in new.region.commands(queue as usize) {
                             command.state.store(CommandState::FREE.0, Relaxed);
                         }
@@ -97,7 +95,7 @@ pub(super) fn install(
     let carried = plan.spans.by_reactor(new.reactors);
     for (reactor, (part, carried)) in inheritance.parts.iter_mut().zip(carried).enumerate() {
         part.carried = carried;
-        // Spans without a command have no other record.
+        // They have no other record.
         let orphans = part.carried.iter().any(|span| span.command.is_none());
         if let Some(record) = new.region.reactors().get(reactor) {
             record.orphans.store(u64::from(orphans), Relaxed);
@@ -112,7 +110,7 @@ pub(super) fn install(
 
 type SocketAt<'a> = &'a dyn Fn(usize) -> Option<(u64, Arc<OwnedFd>)>;
 
-/// Writes an association. `None` if there is no room, which only a damaged region can cause.
+/// `None` without room, which only damage can cause.
 fn association(
     planned: PlannedController,
     old: &(impl OldBytes + ?Sized),
@@ -273,7 +271,7 @@ fn queue(
 
 type Items = Vec<(Item, Option<StagingBuffer>)>;
 
-/// Writes a queue's unsent items, from this one on.
+/// From this one on.
 fn unsent_items(
     was: &OldQueue,
     from: usize,
@@ -289,7 +287,7 @@ fn unsent_items(
     let mut header_at = 0;
     for (place, from) in (0u16..).zip(unsent) {
         let header = was.items.header(from);
-        // A buffer without data was only held until the answer was sent.
+        // It was only held until the answer was sent.
         let buffer = from.buffer.filter(|_| from.data_bytes > 0);
         let buffer = copy(old, buffer, new.memory)?;
         let item = Item {
@@ -315,7 +313,7 @@ fn command(
     old: &(impl OldBytes + ?Sized),
     new: Successor<'_>,
 ) -> Option<InheritedCommand> {
-    // An answered command needs no data.
+    // Answered commands need no data.
     let buffer = match next {
         Next::Answered | Next::Poisoned | Next::Kept => None,
         Next::Begin { .. } | Next::Passed { .. } | Next::Data { .. } => {
@@ -351,7 +349,7 @@ fn command(
     })
 }
 
-/// A copy of a buffer in the successor's memory; `Some(None)` for no buffer.
+/// `Some(None)` for no buffer.
 fn copy(
     old: &(impl OldBytes + ?Sized),
     buffer: Option<BufferRef>,

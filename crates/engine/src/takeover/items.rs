@@ -1,15 +1,14 @@
 //! Splits a queue's transmit items into sent and unsent.
 //!
-//! **Design.** Published items are contiguous in the stream, each with its absolute position. So
-//! the kernel's count of accepted bytes alone tells which are sent; the engine's own notes are not
-//! used. **Not here:** the items' records ([`super::snapshot`]) and copies.
+//! **Design.** Items are contiguous in the stream, with absolute positions. So the kernel's count
+//! of accepted bytes alone decides; the engine's notes are not used. **Not here:** records
+//! ([`super::snapshot`]).
 
 use super::Damage;
 
-/// A published item's place in the stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Extent {
-    /// Position of its first byte.
+    /// First position.
     pub start: u64,
     /// Header and data.
     pub len: u64,
@@ -25,16 +24,15 @@ impl Extent {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Sent {
-    /// Items that are sent completely.
+    /// Complete ones.
     pub items: usize,
-    /// Bytes of the next item already sent.
+    /// Sent bytes of the next one.
     pub skip: u64,
-    /// The position where the published items end.
+    /// End position.
     pub published: u64,
 }
 
-/// Splits a queue's published items. `tx_at`: start of an empty list; `accepted`: bytes that the
-/// kernel took.
+/// `tx_at`: start of an empty list; `accepted`: bytes that the kernel took.
 ///
 /// # Errors
 /// The items are not contiguous, or the kernel took other bytes.

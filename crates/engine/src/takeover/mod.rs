@@ -1,14 +1,12 @@
 //! Take-over: an engine continues where a dead one stopped. TCP connections stay, every command is
 //! answered once, and no write lands after a later one.
 //!
-//! **Design.** The daemon keeps the dead engine's sockets, state region and memory, and gives them
-//! to the successor, which *converts* them ([`Pending::convert`]). It reads the records once into
-//! private memory and the kernel's counters for each stream ([`counters`]), and writes the rest of
-//! the work into its own region. Until the daemon sends `Resume` nothing else changes, so another
-//! successor can replace it. Then the reactors get their [`InheritedPart`]s.
-//!
-//! The dead engine's region is untrusted input; damage closes only its own association. **Not
-//! here:** fences ([`crate::core`]) and blame (the daemon).
+//! **Design.** The daemon gives the dead engine's sockets, state region and memory to a successor,
+//! which *converts* them ([`Pending::convert`]). It reads the records once into private memory and
+//! reads the kernel's counters ([`counters`]). Then it writes the rest of the work into its own
+//! region. Until `Resume` nothing else changes, so it can be replaced; then reactors get their
+//! [`InheritedPart`]s. The dead region is untrusted; damage closes only its own association. **Not
+//! here:** fences ([`crate::core`]), blame (the daemon).
 
 mod closing;
 pub(crate) mod counters;
@@ -44,18 +42,16 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Deaths of engines after which a command is not begun again.
+/// After which a command is not begun again.
 pub(crate) const MAX_ATTEMPTS: u8 = 2;
 
 pub(crate) trait OldBytes {
-    /// Fills `out` from the bytes at `place`; `None` if there are none.
     fn read(&self, place: u64, out: &mut [u8]) -> Option<()>;
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Damage(pub &'static str);
 
-/// A dead engine's state, while it is gathered.
 #[derive(Debug)]
 pub(crate) struct Pending {
     region: Region,
@@ -64,7 +60,6 @@ pub(crate) struct Pending {
     sockets: Vec<(u64, Arc<OwnedFd>)>,
 }
 
-/// An export of the successor, with its lane.
 #[derive(Clone, Debug)]
 pub(crate) struct ServedLane {
     pub served: Served,
@@ -75,8 +70,6 @@ pub(crate) struct ServedLane {
 pub(crate) type ServedLanes = BTreeMap<ExportId, ServedLane>;
 
 impl Pending {
-    /// Takes over the state of generation `generation`.
-    ///
     /// # Errors
     /// The state is unusable: its hosts must reconnect. Reported as `Refused`.
     pub(crate) fn new(
@@ -110,8 +103,8 @@ impl Pending {
         self.sockets.push((socket, Arc::new(fd)));
     }
 
-    /// Decides what continues, and writes it into the successor's region and memory, without effect
-    /// yet. Sockets are neither read nor written.
+    /// Writes into the successor's region and memory, without effect yet. Sockets are neither read
+    /// nor written.
     pub(crate) fn convert(self, new: Successor<'_>) -> Inheritance {
         let facts: Vec<_> = (self.sockets.iter())
             .map(|(socket, fd)| (*socket, counters::read(fd)))

@@ -1,11 +1,9 @@
 //! Decides which connections continue after a take-over.
 //!
-//! **Design.** Each queue is converted by itself, then each association as a whole: it ends if a
-//! queue is damaged or the admin queue is missing. What ends leaves spans where its writes may
-//! still land ([`super::spans`]). The plan has no side effects, so it is the same however often a
-//! successor dies over it.
-//!
-//! **Not here:** the successor's region ([`super::install`]).
+//! **Design.** Each queue is converted by itself, then each association: it ends if a queue is
+//! damaged or the admin queue is missing. What ends leaves spans ([`super::spans`]). Without side
+//! effects, the plan is the same however often a successor dies. **Not here:** the successor's
+//! region ([`super::install`]).
 
 use super::counters::{NoFacts, SocketFacts};
 use super::queue::{Converted, convert_queue};
@@ -27,19 +25,16 @@ use zerocopy::FromBytes;
 const IC_RESP_BYTES: u64 = 128;
 
 pub(super) struct PlannedQueue {
-    /// Index of its socket.
     pub socket: usize,
     pub old: OldQueue,
     pub converted: Converted,
 }
 
 pub(super) struct PlannedController {
-    /// Its slot in the region.
     pub slot: u32,
     pub constants: ControllerConstants,
-    /// The state that its host knows.
     pub controller: Controller,
-    /// Namespace size last reported to the host.
+    /// As last reported to the host.
     pub blocks: u64,
     pub lane: Option<ServedLane>,
     /// The admin queue first.
@@ -48,11 +43,9 @@ pub(super) struct PlannedController {
 
 pub(super) struct Plan {
     pub controllers: Vec<PlannedController>,
-    /// Indexes of sockets from which nothing was read.
+    /// Nothing was read from these.
     pub handshakes: Vec<usize>,
-    /// Sockets that cannot continue.
     pub closed: Vec<(usize, Closing)>,
-    /// Spans that recovered commands and orphans may still change.
     pub spans: Spans,
 }
 
@@ -63,7 +56,7 @@ struct Looked {
     fate: Result<(OldQueue, Converted), Closing>,
 }
 
-/// Makes the plan. `sockets`: numbers and counters of the sockets that the daemon held.
+/// `sockets`: numbers and counters of those that the daemon held.
 pub(super) fn plan(
     region: &Region,
     memory: &(impl OldBytes + ?Sized),
@@ -92,7 +85,6 @@ pub(super) fn plan(
     for looked in all {
         match looked.constants {
             Some(constants) => of.entry(constants.controller).or_default().push(looked),
-            // Its owner is unknown.
             None => plan.spans.orphans(region, memory, looked.queue, None, None),
         }
     }
@@ -100,7 +92,7 @@ pub(super) fn plan(
         claimed.extend(queues.iter().filter_map(|q| q.socket));
         association(region, memory, slot, queues, lanes, now_ns, &mut plan);
     }
-    // Damaged records may name one socket twice; it ends once.
+    // Two records may name one socket.
     let queues = plan.controllers.iter().flat_map(|c| &c.queues);
     let mut fates: BTreeSet<usize> = queues.map(|q| q.socket).collect();
     plan.closed.retain(|(at, _)| fates.insert(*at));
@@ -112,7 +104,7 @@ pub(super) fn plan(
             _ if blamed == Some(Blamed::Newcomer { socket: *socket }) => {
                 plan.closed.push((at, Closing::Blamed));
             }
-            // Any other byte was sent to refuse it.
+            // Any other bytes refused it.
             Ok(facts) if facts.consumed == 0 && matches!(facts.accepted, 0 | IC_RESP_BYTES) => {
                 plan.handshakes.push(at);
             }
@@ -123,7 +115,7 @@ pub(super) fn plan(
     plan
 }
 
-/// Converts one queue; `None` if it belongs to no association.
+/// `None` if it belongs to no association.
 fn look(
     region: &Region,
     memory: &(impl OldBytes + ?Sized),
@@ -146,9 +138,9 @@ fn look(
             Some(Ok(facts)) => convert(region, memory, queue, facts, blamed),
         },
         queue_use::LEAVING => Err(Closing::Leaving),
-        // Nothing was read of this connection, or its constants are still its predecessor's.
+        // Nothing was read, or the constants are its predecessor's.
         queue_use::MADE if !matches!(facts, Some(Ok(f)) if f.consumed > 0) => return None,
-        // A record is freed only after the shutdown of its socket, or before anything is read.
+        // Freed only after its socket's shutdown, or before anything is read.
         queue_use::FREE if !matches!(facts, Some(Ok(f)) if f.consumed > 0) => return None,
         _ => Err(Closing::Damaged),
     };
@@ -183,7 +175,6 @@ fn convert(
     Ok((old, converted))
 }
 
-/// Queues that share a socket, or a number in one association, are damaged.
 fn one_queue_each(all: &mut [Looked]) {
     let (mut sockets, mut ids) = (BTreeMap::new(), BTreeMap::new());
     for at in 0..all.len() {
@@ -268,7 +259,7 @@ fn association(
     }
 }
 
-/// Restores the controller's state as of the last answer that its host gets.
+/// As of the last answer that its host gets.
 fn restore(
     region: &Region,
     slot: u32,
@@ -298,7 +289,7 @@ fn restore(
     let bytes: Vec<u8> = content.state.iter().flat_map(|w| w.to_le_bytes()).collect();
     let mut state = ControllerState::read_from_bytes(&bytes).map_err(|_| Closing::Damaged)?;
     event_requests(&mut state, &mut admin.converted);
-    // The host gets the full keep-alive time again.
+    // In full again.
     state.keep_alive_from_ns = now_ns;
     state.io_queues = [0; 2];
     for queue in live {
@@ -318,8 +309,8 @@ fn restore(
     Ok((constants, controller, content.blocks))
 }
 
-/// An Asynchronous Event Request is kept if both its slot and the controller have it. Others begin
-/// again, or have ended.
+/// A request is kept if both its slot and the controller have it. Others begin again, or have
+/// ended.
 fn event_requests(state: &mut ControllerState, admin: &mut Converted) {
     let mut known = BTreeSet::new();
     for (command, next) in &mut admin.commands {
@@ -345,7 +336,6 @@ fn event_requests(state: &mut ControllerState, admin: &mut Converted) {
 }
 
 impl PlannedQueue {
-    /// Commands that begin again or get a final answer.
     pub(super) fn commands(&self) -> impl Iterator<Item = &(super::snapshot::OldCommand, Next)> {
         self.converted.commands.iter()
     }

@@ -1,11 +1,8 @@
-//! Finds the rest of a queue's work: a function without side effects, from its records and the
-//! kernel's counters of its socket.
+//! Finds the rest of a queue's work, without side effects, from its records and the kernel's
+//! counters.
 //!
-//! **Design.** The result: the stream position, unread bytes, unsent answers, and how each command
-//! continues. It relies only on the order of the dead engine's stores (`docs/src/takeover.md`); a
-//! contradiction is damage.
-//!
-//! **Not here:** controllers and their exports ([`super::plan`]).
+//! **Design.** It relies only on the order of the dead engine's stores (`docs/src/takeover.md`); a
+//! contradiction is damage. **Not here:** controllers and exports ([`super::plan`]).
 
 use super::counters::SocketFacts;
 use super::items::{Sent, split};
@@ -25,23 +22,21 @@ const BEYOND: Damage = Damage("data beyond its buffer");
 
 #[derive(Debug)]
 pub(super) struct Converted {
-    /// Stream position up to which PDUs are taken.
+    /// Position up to which PDUs are taken.
     pub taken: u64,
-    /// Number of commands taken.
+    /// Commands taken.
     pub number: u64,
-    /// Bytes received after that position.
+    /// Received after `taken`.
     pub unread: Vec<u8>,
-    /// Bytes that are taken but still in the socket: those of the Connect.
+    /// Taken but still in the socket: the Connect.
     pub in_socket: u64,
-    /// The data transfer that the position is in.
     pub data: Option<InData>,
-    /// Which items are sent.
     pub sent: Sent,
-    /// Unfinished commands, ordered by number.
+    /// Unfinished, ordered by number.
     pub commands: Vec<(OldCommand, Next)>,
 }
 
-/// Converts a queue. `blamed`: its command that killed the engine.
+/// `blamed`: the queue's command that killed the engine.
 ///
 /// # Errors
 /// The records contradict each other.
@@ -154,8 +149,7 @@ impl Answers {
     }
 }
 
-/// The stream position and the number of commands. A PDU's records are stored before the position
-/// that makes them valid, so at most one record is ahead.
+/// A PDU's records are stored before the position that makes them valid, so at most one is ahead.
 fn position(old: &OldQueue, commands: &[OldCommand], published: u64) -> Result<(u64, u64), Damage> {
     let (mut taken, mut number) = (old.taken, old.number);
     for pair in commands.windows(2) {
@@ -174,7 +168,7 @@ fn position(old: &OldQueue, commands: &[OldCommand], published: u64) -> Result<(
         }
     }
     let odd = old.odd;
-    // If its answer is on its way, it is taken; otherwise it is taken and answered again.
+    // Otherwise it is taken and answered again.
     if odd.taken > old.taken && odd.tx <= published {
         ahead += 1;
         taken = taken.max(odd.taken);
@@ -186,8 +180,8 @@ fn position(old: &OldQueue, commands: &[OldCommand], published: u64) -> Result<(
     Ok((taken, number))
 }
 
-/// The stream stopped within a PDU's data, or after its last byte but before the record of that.
-/// Moves `taken` over bytes that bypassed the receive buffer. Returns the data if more is to come.
+/// The stream stopped within a PDU's data, or before the record of its last byte. Moves `taken`
+/// over bytes that bypassed the receive buffer. Returns the data if more is to come.
 fn within(
     old: &OldQueue,
     command: &mut OldCommand,
@@ -202,7 +196,7 @@ fn within(
         .filter(|len| *len <= u64::from(u32::MAX))
         .ok_or(Damage("the length of a PDU's data"))?;
     if !command.is_asked() || answered {
-        // All of the command's data has come.
+        // All data has come.
         *taken = data.end;
         return Ok(None);
     }
@@ -214,7 +208,7 @@ fn within(
         .up_to(data.offset_bytes, data.offset_bytes + len as u32)
         .ok_or(BEYOND)?;
     let end = data.begin + len;
-    // Read straight into the buffer: the bytes received after it begin where it ends.
+    // The data bypassed the receive buffer, which begins at its end.
     if let Some(received) = old.received
         && received.at > *taken
         && received.at <= end
@@ -223,27 +217,27 @@ fn within(
         *taken = received.at.min(consumed).max(*taken);
     }
     if *taken == data.end {
-        // The last byte came but was not recorded: do not wait for it.
+        // The last byte came but was not recorded.
         command.asked = all;
         return Ok(None);
     }
     let placed = (*taken).min(end) - data.begin;
-    // Only whole PDUs count, and this one is not.
+    // Only whole PDUs count.
     command.asked = (command.asked.up_to(data.offset_bytes, data.offset_bytes)).ok_or(BEYOND)?;
     debug_assert!(placed <= len);
     Ok(Some(data))
 }
 
-/// A command with an R2T, between two PDUs of its data.
+/// Between two PDUs of its data.
 fn settle_asked(command: &mut OldCommand, published: u64) {
     let complete = (command.buffer).is_some_and(|b| command.asked.bytes() == b.len_bytes);
     let AskedAt { at, r2ts } = command.asked_at;
     if at > published && r2ts == 1 {
-        // The R2T was never sent: it is sent again.
+        // The R2T was not sent: send it again.
         command.state = command.state.with_stage(CommandStage::Taken);
         command.buffer = None;
     } else if at > published {
-        // The earlier ones were sent: each was published before the next.
+        // The earlier ones were sent.
         command.asked_at = AskedAt {
             at: published,
             r2ts: r2ts - 1,
@@ -254,7 +248,7 @@ fn settle_asked(command: &mut OldCommand, published: u64) {
     }
 }
 
-/// Whether data of a command is still to come, and no more came than its R2Ts asked for.
+/// False if more came than the R2Ts asked for.
 fn lacks_data(asked: Asked, r2ts: u8, room_bytes: u32) -> bool {
     if let Asked::Parts(dwords) = asked {
         let mut left = room_bytes;
@@ -323,7 +317,7 @@ fn pairs(commands: &[(OldCommand, Next)]) -> Result<(), Damage> {
     Ok(())
 }
 
-/// Devices where a dead engine may still work on a command.
+/// Where a dead engine may still work on a command.
 pub(super) fn devices(command: &OldCommand) -> Devices {
     match (command.state.submitted_ever(), command.state.device()) {
         (false, _) => Devices::None,

@@ -1,10 +1,9 @@
 //! A dead engine's records of one queue, read once.
 //!
-//! **Design.** Every word of the region is loaded exactly once into private memory and checked; a
-//! failed check is damage. Bytes of the memory file stay there: only devices that still read into
-//! its buffers change it, and those bytes are not used.
-//!
-//! **Not here:** whether the records are consistent ([`super::queue`]).
+//! **Design.** Each word is loaded exactly once into private memory and checked; a failed check is
+//! damage. The memory file is read in place: only devices that still read into its buffers change
+//! it, and those bytes are not used. **Not here:** whether records are consistent
+//! ([`super::queue`]).
 
 use super::items::Extent;
 use super::stream::Stretch;
@@ -24,18 +23,15 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed};
 pub(super) struct OldCommand {
     pub slot: u16,
     pub state: CommandState,
-    /// Its number on the queue.
+    /// Position in the queue's order.
     pub number: u64,
-    /// The stream's position after its capsule.
+    /// Stream position after its capsule.
     pub end: u64,
     pub taken_ns: u64,
-    /// As received.
     pub sqe: Sqe,
-    /// Its data from the host.
     pub buffer: Option<BufferRef>,
-    /// How much of the requested data has come.
+    /// Requested data that has come.
     pub asked: Asked,
-    /// The last R2T.
     pub asked_at: AskedAt,
 }
 
@@ -70,7 +66,6 @@ impl OldCommand {
         }))
     }
 
-    /// Whether its data still comes from the host.
     pub(super) fn is_asked(&self) -> bool {
         matches!(
             self.state.stage(),
@@ -79,22 +74,20 @@ impl OldCommand {
     }
 }
 
-/// The last answer that belonged to no slot.
+/// The last answer without a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct OldOdd {
-    /// The queue's number with it.
+    /// Queue's number with it.
     pub number: u64,
-    /// The transmit position after the answer.
+    /// Transmit position after it.
     pub tx: u64,
-    /// The receive position after the command.
+    /// Receive position after the command.
     pub taken: u64,
 }
 
-/// The published transmit items.
 #[derive(Clone, Debug, Default)]
 pub(super) struct OldItems {
     pub items: Vec<Item>,
-    /// The header bytes of their list.
     headers: Vec<u8>,
 }
 
@@ -107,7 +100,6 @@ impl OldItems {
         header.unwrap_or_default()
     }
 
-    /// Their places in the stream.
     pub(super) fn extents(&self) -> Vec<Extent> {
         let of = |item: &Item| Extent {
             start: item.start,
@@ -121,25 +113,23 @@ impl OldItems {
 pub(super) struct OldQueue {
     pub queue: u32,
     pub constants: QueueConstants,
-    /// Number of commands taken.
+    /// Commands taken.
     pub number: u64,
     /// Position up to which PDUs are taken.
     pub taken: u64,
     pub kept: Option<Stretch>,
-    /// Bytes in the reactor's receive buffer, if it received for this queue last.
+    /// If the reactor received for this queue last.
     pub received: Option<Stretch>,
-    /// The data of a PDU, valid while the position is within it.
+    /// Valid while the position is within it.
     pub data: InData,
-    /// The last answer without a slot.
     pub odd: OldOdd,
-    /// The transmit position when nothing was published.
+    /// Transmit position without items.
     pub tx_at: u64,
     pub items: OldItems,
     /// Ordered by slot.
     pub commands: Vec<OldCommand>,
 }
 
-/// The commands of a queue, damaged ones as errors.
 pub(super) fn commands(
     region: &Region,
     queue: u32,
@@ -151,8 +141,6 @@ pub(super) fn commands(
 }
 
 impl OldQueue {
-    /// Reads a queue's records.
-    ///
     /// # Errors
     /// A record fails its check.
     pub(super) fn read(

@@ -1,12 +1,9 @@
 //! Byte ranges where a dead engine's writes may still land.
 //!
 //! **Design.** A command that continues brings its ranges, so that younger overlapping commands
-//! wait. A command that ends with its connection leaves its ranges until its devices' fences,
-//! because its writes may still land. A damaged record stands for the whole volume, an unknown
-//! volume for all volumes. Ranges without a command go to every reactor, because their volume may
-//! be exported anywhere before the fence.
-//!
-//! **Not here:** the wait itself ([`crate::recovery`]).
+//! wait. A command that ends leaves them until its devices' fences. A damaged record stands for the
+//! whole volume, an unknown volume for all. Ranges without a command go to every reactor. **Not
+//! here:** the wait ([`crate::recovery`]).
 
 use super::plan::PlannedQueue;
 use super::queue::devices;
@@ -21,10 +18,8 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// A span with its sort key.
 struct Aged {
-    /// The command's reactor. `None`: every reactor, since the volume may be exported anew
-    /// elsewhere before the fence.
+    /// `None`: any reactor, since the volume may move before the fence.
     reactor: Option<usize>,
     turn: FusedTurn,
     taken_ns: u64,
@@ -33,8 +28,8 @@ struct Aged {
     span: CarriedSpan,
 }
 
-/// Order around a fused pair that has passed its compare. Overlapping commands that had begun ended
-/// before the compare; those that had not begun, or also compare, come later.
+/// Around a fused pair that passed: overlapping commands had ended before the compare, or have not
+/// begun, or also compare.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum FusedTurn {
     Begun,
@@ -44,10 +39,10 @@ enum FusedTurn {
 
 pub(super) struct Spans {
     all: Vec<Aged>,
-    /// Volumes of which any byte may still change; one span each suffices.
+    /// Any byte may still change; one span each.
     whole: BTreeSet<VolumeId>,
     lanes: Vec<ServedLane>,
-    /// Even the volume is unknown: nothing is served before the fences.
+    /// Nothing is served before the fences.
     pub after_fence: bool,
 }
 
@@ -58,13 +53,11 @@ struct Touched {
     from_host: bool,
 }
 
-/// Where a queue was served.
 enum Served<'a> {
-    /// It is still served.
     Here(&'a ServedLane),
-    /// Its export is not served now.
+    /// Not served now.
     Of(VolumeId),
-    /// Its records do not tell.
+    /// Unknown from its records.
     Unknown,
 }
 
@@ -78,7 +71,6 @@ impl Spans {
         }
     }
 
-    /// Each reactor's spans, oldest first.
     pub(super) fn by_reactor(mut self, reactors: usize) -> Vec<Vec<CarriedSpan>> {
         let passed = self.all.iter().any(|a| a.turn == FusedTurn::Passed);
         let turn = |a: &Aged| if passed { a.turn } else { FusedTurn::Begun };
@@ -101,7 +93,7 @@ impl Spans {
         by_reactor
     }
 
-    /// Any byte of a volume may still change, by any device.
+    /// Any byte may change, by any device.
     fn everything(&mut self, volume: VolumeId) {
         if !self.whole.insert(volume) {
             return;
@@ -122,7 +114,7 @@ impl Spans {
         });
     }
 
-    /// The same for every volume that is or was served.
+    /// Adds such spans for every volume that is or was served.
     fn everywhere(&mut self, region: &Region) {
         let here = self.lanes.iter().map(|lane| lane.volume.config.volume);
         let there = (region.lanes().iter())
@@ -144,7 +136,6 @@ impl Spans {
         }
     }
 
-    /// Adds the spans of a queue that continues.
     pub(super) fn carry(
         &mut self,
         memory: &(impl OldBytes + ?Sized),
@@ -160,7 +151,7 @@ impl Spans {
         for (command, next) in queue.commands() {
             let first = before.replace((command, next));
             let (again, devices) = match next {
-                // The second of the pair brings it, or it never begins.
+                // Its second brings the ranges.
                 Next::Begin { .. } if command.sqe.fuse() == FUSE_FIRST => continue,
                 Next::Begin { fenced } | Next::Passed { fenced } => (true, *fenced),
                 Next::Poisoned => (false, devices(command)),
@@ -168,15 +159,15 @@ impl Spans {
             };
             let touched = match touched(command, memory, lane) {
                 Some(touched) => touched,
-                // It was submitted, so its record was sound once.
+                // Its record was sound once.
                 None if command.state.submitted_ever() => {
                     self.everything(volume);
                     continue;
                 }
-                // An invalid command gets an error and touches nothing.
+                // It gets an error and touches nothing.
                 None => continue,
             };
-            // A command without its data may never begin.
+            // Without its data, it may never begin.
             let begins = again
                 && (command.buffer.is_some() || !touched.from_host)
                 && (command.sqe.fuse() != FUSE_SECOND || first.is_some_and(has_data));
@@ -208,8 +199,8 @@ impl Spans {
         }
     }
 
-    /// Adds the spans of a queue that ends. `of`: its controller, if known; `lane`: its export's
-    /// lane, if served.
+    /// Spans of a queue that ends. `of`: its controller, if known; `lane`: its export's lane, if
+    /// served.
     pub(super) fn orphans(
         &mut self,
         region: &Region,
@@ -236,8 +227,7 @@ impl Spans {
                 Served::Here(lane) => lane,
                 Served::Of(volume) => return self.everything(volume),
                 Served::Unknown => {
-                    // With a sound controller record, the lane belongs to another export now: it
-                    // may be any volume.
+                    // The lane belongs to another export now: it may be any volume.
                     self.after_fence |= of.is_some();
                     return self.everywhere(region);
                 }
@@ -270,20 +260,18 @@ impl Spans {
     }
 }
 
-/// The volume of a controller's export. Its lane's slot is not reused while its commands are in
-/// flight.
+/// Valid, as a lane's slot is not reused while its commands are in flight.
 fn volume_of(region: &Region, of: &ControllerConstants) -> Option<VolumeId> {
     let lane = region.lanes().get(of.lane? as usize)?;
     let export = lane.export.load(Relaxed).checked_sub(1);
     (export == of.export).then(|| VolumeId(lane.volume.load(Relaxed)))
 }
 
-/// Whether the first of a pair has its data.
 fn has_data((first, next): (&OldCommand, &Next)) -> bool {
     matches!(next, Next::Begin { .. }) && first.buffer.is_some()
 }
 
-/// The ranges of a command; `None` if it is invalid for this volume.
+/// `None` if the command is invalid for this volume.
 fn touched(
     command: &OldCommand,
     memory: &(impl OldBytes + ?Sized),

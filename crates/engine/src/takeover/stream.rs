@@ -1,18 +1,16 @@
 //! Positions in a stream, and bytes that were received but not taken.
 //!
-//! **Design.** Positions count from the connection's first byte. Bytes may be in a kept buffer, in
-//! the dead reactor's receive buffer, or in both. Each has its start recorded, so the order of
-//! writes does not matter. **Not here:** the meaning of the bytes.
+//! **Design.** Bytes may be in a kept buffer, in the dead reactor's receive buffer, or in both.
+//! Each start is recorded, so the order of writes does not matter.
 
 use super::{Damage, OldBytes};
 
-/// Available bytes of a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Stretch {
-    /// Position of the first.
+    /// First position.
     pub at: u64,
     pub len: u64,
-    /// Offset of the first in the memory file.
+    /// Offset in the memory file.
     pub place: u64,
 }
 
@@ -21,7 +19,7 @@ impl Stretch {
         self.from(position).is_some()
     }
 
-    /// Offset of a position in the memory file, and the number of bytes from it on.
+    /// (Offset in the memory file, bytes from it on)
     fn from(&self, position: u64) -> Option<(u64, u64)> {
         let skip = position.checked_sub(self.at)?;
         let left = self.len.checked_sub(skip).filter(|left| *left > 0)?;
@@ -29,8 +27,7 @@ impl Stretch {
     }
 }
 
-/// Collects the stream's bytes from position `from` in `out`, each from the first of `stretches`
-/// that has it.
+/// From the first of `stretches` that has each byte.
 ///
 /// # Errors
 /// A byte is missing.

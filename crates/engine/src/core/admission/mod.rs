@@ -11,7 +11,7 @@ use crate::qos::{Admission, begins_to_move};
 use forebay_xlate::VolumeId;
 
 impl Core {
-    /// Replaces admission; `None` admits everything. Waiting commands begin, or wait again.
+    /// Replaces admission; `None` admits everything.
     pub fn set_admission(&mut self, admission: Option<Box<Admission>>) {
         let now_ns = self.clock.now_ns;
         let old = std::mem::replace(&mut self.qos.admission, admission);
@@ -30,7 +30,7 @@ impl Core {
         let mut waited = std::mem::take(&mut self.waits.spare);
         old.give_up(&mut self.slab, &mut waited);
         for index in waited.drain(..) {
-            // Commands that must still wait do so in the same order.
+            // In the same order.
             let token = Token::take(index);
             let io = &mut self.slab[token.index()];
             if self.qos.admit_carried(io, &self.carried) {
@@ -49,7 +49,7 @@ impl Core {
         old.record_all(self.records.reactor, &self.region);
     }
 
-    /// Assigns a volume to a tenant, or to none.
+    /// Assigns a volume's tenant.
     pub fn set_share(&mut self, volume: VolumeId, share: Option<Share>) {
         for lane in self.lanes.of_volume(volume) {
             lane.share = share;
@@ -57,7 +57,7 @@ impl Core {
         }
     }
 
-    /// Begins waiting commands that are admitted, at most a lane's quantum. Returns their number.
+    /// At most a lane's quantum. Returns the number.
     #[inline]
     pub(crate) fn begin_throttled(&mut self) -> usize {
         let mut begun = 0;
@@ -85,7 +85,7 @@ impl Core {
         self.begin_admitted(Token::take(index));
     }
 
-    /// Begins a lane's waiting commands as debt, until its tenant owes a second's worth.
+    /// Until its tenant owes a second's worth.
     pub(crate) fn begin_owing(&mut self, lane: LaneIndex) {
         if !self.qos.is_throttled(lane) {
             return;

@@ -10,7 +10,7 @@ use forebay_qos::params::Params;
 use std::sync::Arc;
 
 impl Core {
-    /// All lanes belong to one tenant with this budget, in windows of 1 ms.
+    /// One tenant with this budget, in windows of 1 ms.
     pub(crate) fn admit_all_by(&mut self, budget: &Budget) {
         self.admit_all_at(budget, &cost::CostTable::new(cost::default_profiles()));
     }
@@ -19,7 +19,7 @@ impl Core {
         Some(self.qos.admission.as_ref()?.frontends(tenant))
     }
 
-    /// The lanes belong to one tenant each, in order, with these budgets, in windows of 1 ms.
+    /// One tenant each, in windows of 1 ms.
     pub(crate) fn admit_each_by(&mut self, budgets: &[Budget]) {
         let costs = cost::CostTable::new(cost::default_profiles());
         self.admit_each_at(budgets, &costs);
@@ -34,7 +34,7 @@ impl Core {
         self.admit_each_at(std::slice::from_ref(budget), costs);
     }
 
-    /// The last budget is for all remaining lanes.
+    /// The last is for all remaining lanes.
     fn admit_each_at(&mut self, budgets: &[Budget], costs: &forebay_qos::cost::CostTable) {
         let params = Params {
             window_ns: 1_000_000,
@@ -42,7 +42,7 @@ impl Core {
             ..Params::default()
         };
         let capacity = forebay_xlate::boundary::message::NodeCapacity::UNLIMITED.capacity(1);
-        // With room for one tenant that a test adds.
+        // One more for tests.
         let ledger = Arc::new(Ledger::new(budgets.len() + 1));
         let mut admission = Admission::new(params, &capacity.per_second(), costs, &ledger).unwrap();
         for (tenant, budget) in (0..).zip(budgets) {
@@ -58,8 +58,8 @@ impl Core {
         self.begin_admission();
     }
 
-    /// For tests of an I/O's cost: ample budgets for all lanes, refilled only before each eighth
-    /// round. Eight I/Os cost no more than a turn's part.
+    /// For cost measurements: ample budgets, refilled before each eighth round. Eight I/Os are at
+    /// most a turn's part.
     pub(crate) fn admit_plenty(&mut self, round: u64) {
         if !round.is_multiple_of(8) {
             return;

@@ -1,13 +1,11 @@
 //! Measures how long operations wait at devices, to correct their costs.
 //!
 //! **Design.** For each device, one read and one write at a time is timed, from turn to turn. The
-//! least time by device, kind and size is its service time; it ages by a thousandth a second. The
-//! excess over twice the least, less the longest turn, is waiting. The least of a window counts (as
-//! in CoDel), so that a batch does not look like a standing queue. All devices share one
-//! correction. A device above the target is slow and ignored while others are in use; if all are
-//! slow, the least wait counts. A device is in use for a second after its last timed operation.
-//! **Not here:** the correction ([`forebay_qos::estimator`]), waits for a budget, remote
-//! operations.
+//! least time by device, kind and size, which ages by a thousandth a second, is its service time.
+//! The excess over twice that, less the longest turn, is waiting. The least of a window counts (as
+//! in CoDel), so that a batch is no standing queue. All devices share one correction. Devices above
+//! the target are ignored while others are in use; if all are above, the least wait counts. **Not
+//! here:** the correction ([`forebay_qos::estimator`]), remote operations.
 
 #[cfg(test)]
 mod tests;
@@ -23,7 +21,7 @@ const SIZES: usize = 9;
 const DEVICES: usize = 256;
 /// Interval at which the least times grow by a 1024th.
 const AGE_NS: u64 = 1_000_000_000;
-/// A device without a timed operation for this long is not in use.
+/// Without timed operations a device counts as unused.
 const GIVEN_UP_NS: u64 = 1_000_000_000;
 /// One operation in [`Timed::begun`], which loses a 16th per window.
 const ONE_BEGUN: u32 = 256;
@@ -34,7 +32,7 @@ pub(crate) struct Delays {
     in_use: Vec<u16>,
     some_at_once: bool,
     turn_ns: u64,
-    /// Busy time of the last turn; `longest_ns` is the longest recent one.
+    /// Of the last turn; `longest_ns` is a recent maximum.
     took_ns: u64,
     longest_ns: u64,
     was_idle: bool,
@@ -51,11 +49,11 @@ struct Timed {
     begun: u32,
     /// Last start or end of a timed operation.
     seen_ns: u64,
-    /// Least delay in this window.
+    /// In this window.
     waited_ns: Option<u64>,
-    /// Least delay in the last window that had one.
+    /// In the last window that had one.
     known_ns: Option<u64>,
-    /// Least time by size, ns; the maximum if none was seen.
+    /// By size, ns; the maximum if none was seen.
     least_ns: [u32; SIZES],
 }
 
@@ -72,7 +70,7 @@ const NOTHING: Timed = Timed {
 };
 
 impl Timed {
-    /// Delay of the timed operation if it ended now, without the time of turns.
+    /// If the operation ended now, without the time of turns.
     fn waited_ns(&self, now_ns: u64, turns_ns: u64) -> u64 {
         let took_ns = now_ns.saturating_sub(self.begun_ns);
         took_ns.saturating_sub(2 * u64::from(self.least_ns[usize::from(self.size)]) + turns_ns)
@@ -93,7 +91,7 @@ struct Said {
     waited_ns: Option<u64>,
 }
 
-/// Index in [`Delays::timed`]; `None` if such operations are not timed.
+/// `None` if not timed.
 fn number_of(device: u8, op: &Op) -> Option<usize> {
     let kind = match op.kind() {
         OpKind::Read => 0,
@@ -137,8 +135,7 @@ impl Delays {
         self.was_idle = true;
     }
 
-    /// Returns the start of an operation if it is timed, or 0. Offloaded (`away`) ones are only
-    /// counted.
+    /// 0 if not timed. Offloaded (`away`) ones are only counted.
     #[inline]
     pub(crate) fn begun(&mut self, device: u8, op: &Op, away: bool) -> u64 {
         let Some(number) = number_of(device, op) else {
@@ -175,7 +172,7 @@ impl Delays {
         (timed.begun_ns, timed.seen_ns) = (0, now_ns);
     }
 
-    /// Forgets a device that may be another one now.
+    /// It may be another one now.
     pub(super) fn note_devices(&mut self, changed: Option<u8>, some_at_once: bool) {
         if let Some(device) = changed.map(usize::from) {
             self.timed[device * KINDS..][..KINDS].fill(NOTHING);
@@ -245,7 +242,7 @@ impl Delays {
             }
             Some(ns) => scheduler.observe(resource, ns, 1),
             None if said.under_way => scheduler.hold(resource),
-            // Operations that end at once have no delay: calibrated costs may be too high.
+            // Without delays: calibrated costs may be too high.
             None if self.some_at_once && self.in_use.is_empty() => {
                 scheduler.observe(resource, 0, 1)
             }

@@ -20,8 +20,7 @@ fn op() -> Op {
     Op::read(0, memory.buf(0, 4096).unwrap())
 }
 
-/// A read begins in a turn at `begun`; the last of the later `turns` sees its end. `busy`: the
-/// reactor had work before.
+/// The last of `turns` sees its end. `busy`: with work before.
 fn read(delays: &mut Delays, begun: u64, turns: &[u64], busy: bool, good: bool) {
     delays.idle();
     delays.turn(begun);
@@ -39,25 +38,24 @@ fn read(delays: &mut Delays, begun: u64, turns: &[u64], busy: bool, good: bool) 
 fn what_an_operation_waited_is_what_nothing_else_explains() {
     let mut delays = Delays::new();
     let waited = |delays: &mut Delays| delays.timed[0].waited_ns.take().map(|ns| ns / US);
-    // A single one shows the service time.
+    // The service time.
     read(&mut delays, 1000 * US, &[1080 * US], false, true);
     assert_eq!(waited(&mut delays), Some(0));
-    // A failed one shows nothing.
     read(&mut delays, 1200 * US, &[1210 * US], false, false);
     assert_eq!(waited(&mut delays), None);
-    // Time beyond twice the service time is waiting.
+    // Beyond twice the service time.
     let late = [2010 * US, 2400 * US];
     read(&mut delays, 2000 * US, &late, false, true);
     assert_eq!(waited(&mut delays), Some(400 - 160));
-    // Not if the reactor was busy meanwhile.
+    // The reactor was busy meanwhile.
     read(&mut delays, 2000 * US, &late, true, true);
     assert_eq!(waited(&mut delays), Some(0));
-    // The least of a window counts.
+    // A window's least counts.
     delays.longest_ns = 0;
     read(&mut delays, 2000 * US, &late, false, true);
     read(&mut delays, 3000 * US, &[3010 * US, 3900 * US], false, true);
     assert_eq!(waited(&mut delays), Some(400 - 160));
-    // An operation begun before its device was forgotten shows nothing.
+    // Its device was forgotten.
     let begun_ns = delays.begun(0, &op(), false);
     delays.timed[0].forget();
     delays.ended(0, &op(), begun_ns, true, 4000 * US);
@@ -75,7 +73,7 @@ fn what_others_carry_out_counts_as_begun_and_is_not_timed() {
     assert_eq!(delays.in_use, [KINDS as u16]);
 }
 
-/// Two devices, and the correction for reads.
+/// The correction for reads.
 struct Desk {
     delays: Delays,
     scheduler: Scheduler,
@@ -94,7 +92,7 @@ impl Desk {
         }
     }
 
-    /// Windows of a millisecond, in each of which these devices report a wait, us.
+    /// Windows of a millisecond with these waits, us.
     fn windows(&mut self, count: u64, said: &[(u16, u64)]) -> f32 {
         for _ in 0..count {
             for (device, us) in said {
@@ -136,16 +134,15 @@ const SLOW: (u16, u64) = (0, 5_000);
 fn a_slow_device_makes_costs_dear_only_where_no_other_is_in_use() {
     let mut desk = Desk::new();
     assert_eq!(desk.windows(100, &[SLOW]), 4.0);
-    // Commands on another device do not pay for that, from the first on.
+    // Others do not pay, from the first command on.
     desk.begins(1);
     assert_eq!(desk.pass(1), 1.0);
     assert_eq!(desk.windows(100, &[SLOW, (1, 0)]), 1.0);
-    // Also if that device is used only sometimes.
+    // Even if rarely used.
     for _ in 0..10 {
         assert_eq!(desk.windows(90, &[SLOW]), 1.0);
         assert_eq!(desk.windows(1, &[SLOW, (1, 0)]), 1.0);
     }
-    // Old reports do not count.
     desk.windows(1000, &[SLOW]);
     assert_eq!(desk.windows(100, &[SLOW]), 4.0);
     let both = [SLOW, (1, 300)];
@@ -158,29 +155,28 @@ fn what_is_under_way_at_a_slow_device_holds_nobody_elses_correction() {
     let mut desk = Desk::new();
     let both = [SLOW, (1, 300)];
     assert_eq!(desk.windows(100, &both), 4.0);
-    // One is fast again and now idle; the other has an operation in flight.
+    // One is fast and idle; the other has an operation in flight.
     assert!(desk.windows(1, &[(1, 0)]) < 4.0);
     desk.begins(0);
     assert_eq!(desk.pass(200), 1.0);
-    // Both are fast, but one has an operation in flight for longer than usual.
+    // Both are fast, but one has an operation in flight for long.
     let mut desk = Desk::new();
     assert_eq!(desk.windows(100, &both), 4.0);
     assert!(desk.windows(1, &[(0, 0), (1, 0)]) < 4.0);
     desk.begins(0);
     assert_eq!(desk.pass(200), 1.0);
-    // A single one in flight holds the correction for a second.
+    // Alone, it holds the correction for a second.
     let mut desk = Desk::new();
     assert_eq!(desk.windows(100, &[SLOW]), 4.0);
     desk.begins(0);
     assert_eq!(desk.pass(900), 4.0);
     assert_eq!(desk.pass(300), 1.0);
     assert!(desk.delays.in_use.is_empty());
-    // Its late end is ignored.
     desk.delays.ended(0, &op(), MS, true, desk.now_ns);
     assert_eq!(desk.delays.timed[0].waited_ns, None);
 }
 
-/// The capacity of a device in memory is unknown, but no operation waits for it.
+/// Its capacity is unknown, but no operation waits for it.
 #[test]
 fn what_ends_at_once_holds_nobody_back() {
     let rate = |iops| Rate {
@@ -213,7 +209,7 @@ fn what_ends_at_once_holds_nobody_back() {
             desk.pass(1);
             desk.scheduler.cancel(0, &cost);
         }
-        // Windows are 0.3 ms: 300 operations by the calibrated cost.
+        // By calibration 300 in a window of 0.3 ms.
         let expected = if at_once { 2500..6001 } else { 270..301 };
         assert!(expected.contains(&begun), "{at_once}: {begun}");
     }

@@ -7,10 +7,10 @@ use forebay_qos::scheduler::TenantStatistics;
 use forebay_xlate::boundary::region::{LaneRecord, ReactorRecord, Region};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Tenant records written per window: each about every 10 ms.
+/// Each about every 10 ms.
 const RECORDED_AT_ONCE: usize = 32;
 const LANES_AT_ONCE: usize = 8;
-/// Windows in which all tenant records are written about once.
+/// To write all tenant records once.
 pub(super) const A_ROUND: u64 = 32;
 
 pub(super) fn grant(record: &LaneRecord, rate: Rate) {
@@ -28,7 +28,7 @@ impl Admission {
         for _ in 0..LANES_AT_ONCE.min(self.lanes) {
             let lane = self.lane_at;
             self.lane_at = (lane + 1) % self.lanes;
-            // Another reactor writes the record of a lane that is not here.
+            // Another reactor writes other lanes' records.
             if self.gates[lane].tenant != u32::MAX {
                 let granted = self.scheduler.granted_to(self.gates[lane].unit);
                 grant(&region.lanes()[lane], granted);

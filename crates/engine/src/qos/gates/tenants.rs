@@ -1,6 +1,5 @@
-//! Tenants, budgets and shares of a reactor's lanes, as the daemon sets them.
-//!
-//! **Not here:** the effect on commands ([`super`]).
+//! Tenants, budgets and shares of a reactor's lanes, as the daemon sets them. **Not here:** the
+//! effect ([`super`]).
 
 use super::super::costs::cost_of;
 use super::records::grant;
@@ -32,7 +31,7 @@ impl Admission {
         }
     }
 
-    /// Updates the cost of a base: over a network, an I/O takes many times the processor time.
+    /// Over a network, an I/O takes many times the processor time.
     fn note_frontends(&mut self, tenant: u32) {
         let gates = self.gates[..self.lanes].iter();
         let own = gates.filter(|gate| gate.tenant == tenant);
@@ -78,17 +77,15 @@ impl Admission {
         self.note_frontends(share.tenant);
     }
 
-    /// Assigns a lane without tenant to a volume.
     fn join(&mut self, at: usize, of: (VolumeId, u32), ios: &[Io]) {
         self.lanes = self.lanes.max(at + 1);
         let find = |of| self.units.iter().position(|unit| unit.of == of);
-        // No more units are in use than there are lanes.
+        // Units in use never exceed lanes.
         let unit = find(Some(of)).or_else(|| find(None)).unwrap_or(at);
         let tenant = of.1;
         let gate = &mut self.gates[at];
         (gate.unit, gate.tenant) = (unit, tenant);
         gate.closer &= !FREE;
-        // Its quantum begins anew.
         gate.turn = 0;
         self.tenants[tenant as usize].lanes += 1;
         self.units[unit].of = Some(of);
@@ -96,7 +93,7 @@ impl Admission {
         if self.units[unit].lanes == 1 {
             self.scheduler.attach(unit, tenant as usize);
         }
-        // Its waiting commands now wait for this tenant's budget.
+        // Now for this tenant's budget.
         self.each_waiting(at, ios, Scheduler::wait);
     }
 

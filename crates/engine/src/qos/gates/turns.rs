@@ -1,8 +1,8 @@
 //! Quanta, turns and windows.
 //!
 //! **Design.** A lane begins commands while its quantum of processor time lasts. Lanes within their
-//! base have one each turn; lanes above it share the [`QUANTA`] of a turn in order. An unused rest
-//! expires with the turn; an overrun is deducted from the next quantum. **Not here:** allocations
+//! base have one each turn; lanes above share the turn's [`QUANTA`] in order. A rest expires with
+//! the turn; an overrun is deducted from the next quantum. **Not here:** allocations
 //! (`forebay_qos`).
 
 use super::records::A_ROUND;
@@ -13,19 +13,17 @@ use forebay_qos::params::BACKLOG_WEIGHT;
 use forebay_qos::resources::{Resource, ResourceVector};
 use forebay_xlate::boundary::region::{ReactorRecord, Region, bump};
 
-/// Quantum by frontend, ns. It is longer over TCP, where many commands share an answer's system
-/// call.
+/// By frontend, ns; longer over TCP, where many commands share an answer's system call.
 const QUANTUM_NS: [i32; 3] = [48_000, 12_000, 12_000];
 const ALONE_QUANTUM_NS: i32 = 75_000;
-/// Processor time in a turn for remote operations, or to give out when idle, ns.
+/// Per turn, for remote operations, or to give out when idle.
 pub(crate) const TURN_NS: i32 = 12_000;
-/// Quanta in a turn for lanes above their base. A quantum over TCP is the turn's last.
+/// Per turn, for lanes above their base; one over TCP is the last.
 const QUANTA: usize = 4;
-/// Windows without another lane's request after which a lane is alone.
+/// Without others' requests, until a lane is alone.
 pub(crate) const ALONE_WINDOWS: u32 = 32;
 
 impl Admission {
-    /// Whether a lane has quantum left in this turn.
     pub(super) fn has_quantum(&mut self, at: usize) -> bool {
         if self.gates[at].turn != self.turn {
             self.begin_turn_of(at);
@@ -47,7 +45,6 @@ impl Admission {
         self.gates[at].quantum_ns -= cost[Resource::Cpu];
     }
 
-    /// Sets a lane's quantum when it first asks in a turn.
     #[inline(never)]
     pub(super) fn begin_turn_of(&mut self, at: usize) {
         if self.only.0 != at {
@@ -88,7 +85,7 @@ impl Admission {
         self.scheduler.set_processors(processors);
     }
 
-    /// Processor time of a remote operation: its cost without a network.
+    /// Its cost without a network.
     pub(crate) fn errand_ns(&self, op: &Op) -> i32 {
         let operation = match op.kind() {
             OpKind::Read => Operation::Read,
@@ -118,7 +115,7 @@ impl Admission {
         if now_ns >= self.ends_ns {
             self.end_window(now_ns, record, region);
         }
-        // A turn in which only lanes above their base asked counts as idle.
+        // Only lanes above their base asked: idle.
         if !std::mem::take(&mut self.calm) {
             self.give_idle();
         }
@@ -153,7 +150,7 @@ impl Admission {
         self.give_idle();
     }
 
-    /// Gives a turn's processor time to refused lanes that lack only that.
+    /// For refused lanes that lack only processor time.
     fn give_idle(&mut self) {
         if !self.refused.is_empty() && self.scheduler.is_idle(TURN_NS) {
             self.ask_refused();
@@ -161,8 +158,7 @@ impl Admission {
     }
 
     fn ask_refused(&mut self) {
-        // A budget may not cover a command of each volume: lanes that began one queue behind the
-        // others.
+        // A budget may not cover a command of each volume: lanes that began one come last.
         for began in [false, true] {
             let gates = &self.gates;
             let of = |lane: &&u32| gates[**lane as usize].began == began;
@@ -192,7 +188,7 @@ impl Admission {
             0 => now_ns + window_ns,
             ends_ns => ends_ns + passed * window_ns,
         };
-        // Lanes with processor time still wait for a quantum: more was allocated than there is.
+        // Lanes with processor time wait for a quantum: too much was allocated.
         let left = |lane: &u32| {
             let unit = self.gates[*lane as usize].unit;
             self.scheduler.processor_left_ns(unit) / u64::from(self.units[unit].lanes.max(1))
@@ -206,7 +202,6 @@ impl Admission {
         self.windows = self.windows.wrapping_add(1);
         let rests = was_reckoned_with && !self.scheduler.is_reckoned_with();
         self.stale |= rests || passed > A_ROUND;
-        // Lanes that are now within their base leave the queue.
         for _ in 0..self.queue.len() {
             match self.queue.pop_front() {
                 Some(lane) if (self.scheduler).is_within_base(self.gates[lane as usize].unit) => {
