@@ -32,7 +32,7 @@ struct Entry {
 }
 
 impl AssociationTable {
-    /// Not promised.
+    /// Queues that no controller was promised.
     fn left(&self) -> usize {
         let of = |entry: &Entry| 1 + usize::from(entry.io_queues);
         MAX_QUEUES.saturating_sub(self.of.values().map(of).sum())
@@ -45,7 +45,7 @@ pub(crate) struct Associations {
     table: Arc<Mutex<AssociationTable>>,
 }
 
-/// Dropping it frees the id.
+/// A controller id in use; dropping it frees the id.
 #[derive(Debug)]
 pub(crate) struct Association {
     cntlid: u16,
@@ -181,7 +181,7 @@ impl Associations {
         })
     }
 
-    /// If it belongs to this host and subsystem.
+    /// The controller's reactor, if it belongs to this host and subsystem.
     pub(crate) fn find(
         &self,
         cntlid: u16,

@@ -27,7 +27,7 @@ impl Sleeper {
         self.0.store(false, SeqCst);
     }
 
-    /// After an entry was added.
+    /// Announces sleep; false if there is work, so that the thread must not sleep.
     #[inline]
     pub(crate) fn must_be_woken(&self) -> bool {
         fence(SeqCst);
@@ -35,7 +35,7 @@ impl Sleeper {
     }
 }
 
-/// For other reactors.
+/// Wakes a reactor, for other reactors.
 #[derive(Clone, Debug)]
 pub struct ReactorBell {
     pub asleep: Arc<Sleeper>,
@@ -51,7 +51,7 @@ impl ReactorBell {
         })
     }
 
-    /// After an entry was added.
+    /// Wakes the reactor if it sleeps. Call it after an entry was added.
     #[inline]
     pub fn ring(&self) {
         if self.asleep.must_be_woken() {
@@ -59,7 +59,7 @@ impl ReactorBell {
         }
     }
 
-    /// Only approximately.
+    /// An approximate answer, without a fence.
     #[inline]
     pub fn sleeps(&self) -> bool {
         self.asleep.0.load(Relaxed)

@@ -48,9 +48,9 @@ pub enum EngineError {
     /// A system call failed.
     #[error("{what}: {source}")]
     System {
-        /// Operation.
+        /// The operation.
         what: String,
-        /// Cause.
+        /// Its error.
         source: io::Error,
     },
     /// A parameter is invalid.
@@ -208,7 +208,7 @@ fn start_reactor(new: NewReactor) -> Result<JoinHandle<()>, EngineError> {
 impl NewReactor {
     fn make(self) -> Result<Reactor, EngineError> {
         let Self { number, region, .. } = self;
-        // The daemon warns and retries.
+        // The reactor then runs on any CPU. The daemon warns and retries.
         let cpu = self.cpu.filter(|cpu| {
             let pinned = pin(*cpu);
             if let Err(error) = &pinned {

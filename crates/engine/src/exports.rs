@@ -18,7 +18,7 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    /// Over the network.
+    /// Whether a host may connect over the network.
     pub(crate) fn allows(&self, host_nqn: &str) -> bool {
         !self.config.frontend.is_machine()
             && (self.config.any_host || self.config.hosts.contains(host_nqn))
@@ -36,7 +36,7 @@ pub(crate) struct Port {
 
 /// The one with the local address, else a wildcard with its TCP port.
 pub(crate) fn port_of(ports: &[Port], local: SocketAddr) -> Option<&Port> {
-    // Without the scope, and IPv4 mapped to IPv6.
+    // Ignores the scope, and IPv4 mapped to IPv6.
     let plain = |a: SocketAddr| SocketAddr::new(a.ip().to_canonical(), a.port());
     let exact = |p: &&Port| plain(p.address) == plain(local);
     let any = |p: &&Port| {
@@ -83,7 +83,7 @@ struct Snapshot {
     exports: Arc<Vec<Served>>,
     addresses: Arc<Vec<String>>,
     ports: Arc<Vec<Port>>,
-    /// Since the last change.
+    /// Lists made since the last change.
     lists: BTreeMap<Nqn, Arc<Subsystems>>,
     #[cfg(test)]
     looked: u64,
@@ -138,7 +138,7 @@ impl ExportTable {
         self.with(|s| s.ports.clone())
     }
 
-    /// If served over the network.
+    /// The export of this subsystem, if served over the network.
     pub(crate) fn by_nqn(&self, nqn: &str) -> Option<Served> {
         let all = self.all();
         let mut all = all.iter().filter(|e| !e.config.frontend.is_machine());
@@ -168,7 +168,7 @@ impl ExportTable {
         self.with(|s| s.addresses = Arc::new(addresses));
     }
 
-    /// Returns all ports.
+    /// Adds or updates a port; returns all ports.
     pub(crate) fn set_port(&self, port: Port) -> Arc<Vec<Port>> {
         self.with(|s| {
             let mut ports = (*s.ports).clone();

@@ -33,7 +33,7 @@ const LOOK_LIMIT_NS: u64 = 10_000_000_000;
 const GRACE_NS: u64 = 100_000_000;
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
-/// Some milliseconds late.
+/// A cheap clock, some milliseconds late.
 fn coarse_ns() -> u64 {
     let t = clock_gettime(ClockId::MonotonicCoarse);
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64

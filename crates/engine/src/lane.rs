@@ -19,14 +19,14 @@ use std::sync::atomic::Ordering::Relaxed;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct LaneIndex(pub u32);
 
-/// Known only to the owner.
+/// Statistics of a volume that only the owner knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct VolumeStatistics {
     /// `None`: unknown, reported as the volume's size.
     pub used_bytes: Option<u64>,
     /// Free space that it may still take, per cent.
     pub spare_percent: u8,
-    /// Below this, it is a warning.
+    /// Below this, `spare_percent` is a warning.
     pub spare_threshold_percent: u8,
     /// Critical Warning bits of the SMART / Health Information log (Base 2.0, 5.16.1.3).
     pub warnings: u8,
@@ -49,7 +49,7 @@ impl Default for VolumeStatistics {
 #[derive(Clone, Copy, Default, Debug)]
 pub struct AtOnce {
     any: bool,
-    /// (Number, bytes) of reads and writes.
+    /// (Number, bytes) of reads and of writes.
     kinds: [(u64, u64); 2],
 }
 
@@ -82,7 +82,7 @@ pub struct Lane {
     pub index: LaneIndex,
     pub volume: Arc<Volume>,
     pub reservations: Arc<Reservations>,
-    /// VMs cannot register.
+    /// Access of VMs, which cannot register.
     pub machines_may: Access,
     pub figures: VolumeStatistics,
     /// `None`: nothing is charged.
@@ -91,10 +91,10 @@ pub struct Lane {
     /// The lane can go only at zero.
     pub in_flight: u32,
     pub slices: u32,
-    /// Carried out by other reactors.
+    /// Slices that other reactors carry out.
     pub away: u32,
     pub removed: bool,
-    /// The highest one.
+    /// The highest commit requested.
     pub commit_asked: u64,
     region: Arc<Region>,
 }
@@ -188,7 +188,7 @@ impl Lane {
     }
 }
 
-/// Seconds since the epoch; 0: unknown.
+/// `created_s` is in seconds since the epoch; 0 is unknown.
 fn hours_since(created_s: u64) -> u128 {
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     let now_s = now.map_or(0, |now| now.as_secs());

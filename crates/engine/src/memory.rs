@@ -216,7 +216,7 @@ pub(crate) struct Zeros {
     pub offset_bytes: u64,
 }
 
-/// Never reused.
+/// Room for a buffer that is never reused.
 #[derive(Debug)]
 pub(crate) struct Inherited {
     pub ptr: NonNull<u8>,

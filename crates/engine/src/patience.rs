@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// At most a minute, with short sleeps.
+/// Iterates for at most a minute, with short sleeps.
 pub(crate) fn patiently() -> impl Iterator<Item = ()> {
     let end = Instant::now() + Duration::from_secs(60);
     let mut turn = 0u32;

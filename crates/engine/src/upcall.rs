@@ -15,7 +15,7 @@ pub struct Closing(pub &'static str);
 /// The daemon holds it too.
 #[derive(Clone, Debug)]
 pub struct Deposit {
-    /// For this client.
+    /// Its number, for this client.
     pub number: u32,
     /// Unchecked: the frontend determines its type.
     pub fd: Arc<OwnedFd>,
@@ -31,7 +31,7 @@ pub enum Upcall {
     },
     CommitWanted {
         volume: VolumeId,
-        /// Must be durable.
+        /// The sequence that must be durable.
         sequence: u64,
     },
     Release {
@@ -46,7 +46,7 @@ pub enum Upcall {
         generation: u32,
     },
     Reserve(ReserveAsk),
-    /// No command waits for it now.
+    /// No command waits for this change now.
     ReserveGone(VolumeId, ReserveToken),
     Drained {
         revoke: u64,
@@ -59,24 +59,24 @@ pub enum Upcall {
         job: u64,
         error: Option<Errno>,
     },
-    /// Connections and commands that the change forbids have ended,
+    /// An export's change has ended connections and commands that it forbids.
     ExportSettled {
         request: u64,
-        /// except those at devices.
+        /// Those of the commands that are still at devices.
         at_devices: u32,
     },
     LaneGone {
         lane: LaneIndex,
     },
-    /// Its records are freed.
+    /// A connection is shut down and its records are freed.
     SocketGone(u64),
     /// The daemon is to keep and acknowledge them.
     Deposits(u64, Vec<Deposit>),
-    /// No longer needed.
+    /// The client needs these deposits no longer.
     Withdrawn(u64, Vec<u32>),
-    /// Its last command has ended.
+    /// A VM's client has left, and its last command has ended.
     MachineLeft(u64, ExportId, Closing),
-    /// For the operator.
+    /// A VM's request was refused; the text is for the operator.
     MachineRefused(ExportId, String),
     Stopped,
 }

@@ -14,9 +14,9 @@ use std::sync::atomic::{AtomicU64, Ordering::*};
 #[derive(Debug, Default)]
 struct Commits {
     granted: AtomicU64,
-    /// Durable up to here.
+    /// Everything up to this sequence is durable.
     committed: AtomicU64,
-    /// Bit by device: writes were allowed.
+    /// Bit by device: a grant has allowed writes to it.
     devices: [AtomicU64; 4],
 }
 
@@ -24,7 +24,7 @@ struct Commits {
 pub struct Volume {
     pub config: VolumeConfig,
     pub table: Table,
-    /// log2 of bytes.
+    /// log2 of an extent's bytes.
     pub extent_shift: u32,
     commits: Arc<Commits>,
 }
@@ -50,7 +50,7 @@ impl Volume {
         })
     }
 
-    /// `None` for any other change.
+    /// The volume with a larger size; `None` for any other change.
     pub fn grown(&self, config: VolumeConfig) -> Option<Self> {
         let same = config.block_bytes == self.config.block_bytes
             && config.extent_bytes == self.config.extent_bytes

@@ -60,7 +60,7 @@ fn two_devices_that_are_one_are_refused() {
         let error = error.expect("one device is taken once");
         assert!(error.contains("is the same device as file:"), "{error}");
     }
-    // Nor by another kind of access.
+    // It is not taken by another kind of access either.
     let ram = format!("ram:{}?size=8M", link.display());
     let error = engine.device(4, ram).expect("one device is taken once");
     assert!(error.contains("is the same device as"), "{error}");

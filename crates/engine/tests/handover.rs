@@ -25,7 +25,7 @@ struct Lab {
     engine: Engine,
     channel: Channel,
     socket: PathBuf,
-    /// From the last welcome.
+    /// Received with the last welcome.
     region: Option<OwnedFd>,
     memory: Option<OwnedFd>,
     sockets: Vec<(u64, OwnedFd)>,

@@ -223,7 +223,7 @@ fn what_others_carry_out_does_not_allocate() {
                 assert_eq!(count, 0, "{spread:?}: allocations of the reactors");
                 ways.remove(0);
             }
-            // A paused machine: repeat.
+            // A paused machine missed the moment: repeat.
             _ => assert!(Instant::now() < until, "nothing can be counted"),
         }
     }

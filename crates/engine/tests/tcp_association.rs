@@ -168,13 +168,13 @@ fn refusals_of_connect() {
     *bytes.last_mut().unwrap() ^= 1;
     host.say(&bytes);
     assert_eq!(host.response().status(), Status::TRANSIENT_TRANSPORT_ERROR);
-    // The refused queue id is still free,
+    // The refused queue id is still free.
     let mut io = io_queue(engine.address, &nqn, cntlid, 1, 256, PLAIN, true);
     assert_eq!(
         io.command(Sqe::new(FLUSH, 0).with_nsid(1)).status(),
         Status::SUCCESS
     );
-    // once.
+    // It can be used only once.
     let mut twice = RawHost::open(engine.address, PLAIN);
     let cqe = twice.connect(queue(1, 32), &data(cntlid));
     assert_eq!(cqe.status().code(), Status::COMMAND_SEQUENCE_ERROR);

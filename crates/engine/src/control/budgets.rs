@@ -27,7 +27,7 @@ pub(super) struct TenantSlots {
 struct SlotOwner {
     slot: u32,
     budget: Budget,
-    /// Its base has precedence.
+    /// The base has precedence over other tenants'.
     guaranteed: bool,
 }
 
@@ -186,7 +186,7 @@ impl Control {
                 let record = &self.region.tenants()[slot as usize];
                 begin(record, Some(tenant));
                 let [ops, bytes] = ledger.entry(slot as usize).save(&budget, credit);
-                // For a successor.
+                // A successor that starts at once needs them.
                 record.credit_ops.store(ops, Relaxed);
                 record.credit_bytes.store(bytes, Relaxed);
                 self.post_all(|| Post::NewTenant(slot));
@@ -196,7 +196,7 @@ impl Control {
         Ok(())
     }
 
-    /// With a budget of its own.
+    /// Sets a volume's tenant, and its own budget if any.
     pub(super) fn set_volume_budget(
         &mut self,
         volume: VolumeId,

@@ -26,9 +26,9 @@ use std::time::Duration;
 const FENCE_LIMIT: Duration = Duration::from_secs(3600);
 
 enum News {
-    /// With this engine's lock.
+    /// The device is open, and this engine's lock taken.
     Opened(DeviceIndex, Arc<Device>),
-    /// Nothing is left open.
+    /// Opening failed and left nothing open.
     NotOpened(DeviceIndex, String),
     /// Its fence has passed.
     Ready(DeviceIndex),
@@ -37,7 +37,7 @@ enum News {
 
 struct Opening {
     config: DeviceConfig,
-    /// None of an earlier daemon's.
+    /// Requests to answer, without those of an earlier daemon.
     requests: Vec<u64>,
 }
 
@@ -92,7 +92,7 @@ fn wait(index: DeviceIndex, device: &Device, generation: u64, tell: impl Fn(News
 pub(super) struct KnownDevice {
     pub served: ServedDevice,
     posted: bool,
-    /// For its fence.
+    /// A helper waits for its fence.
     waiting: bool,
     pub fenced: bool,
 }
@@ -101,7 +101,7 @@ pub(super) struct Devices {
     generation: u64,
     pub known: BTreeMap<DeviceIndex, KnownDevice>,
     opening: BTreeMap<DeviceIndex, Opening>,
-    /// To be served before their fence.
+    /// Devices of `opening` to be served before their fence.
     early: BTreeSet<DeviceIndex>,
     expected: BTreeSet<DeviceIndex>,
     identities: Identities,
@@ -291,7 +291,7 @@ impl Control {
     fn not_opened(&mut self, index: DeviceIndex, error: &str) {
         self.devices.early.remove(&index);
         if self.devices.expected.remove(&index) {
-            // Served after its fence, if ever.
+            // The device is served after its fence, if ever.
             self.post_all(|| Post::Expect(index, false));
         }
         let opening = self.devices.opening.remove(&index);

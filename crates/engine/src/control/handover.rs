@@ -103,7 +103,7 @@ impl Control {
         }
     }
 
-    /// One without a descriptor ends.
+    /// Adds connections of the dead engine. One without a descriptor ends.
     pub(super) fn gather(&mut self, sockets: Vec<u64>, descriptors: Vec<OwnedFd>) {
         let Handover::Gathering(_, pending, without, _) = &mut self.handover else {
             return;
@@ -126,7 +126,7 @@ impl Control {
         }
     }
 
-    /// Of the last of these clients.
+    /// Adds descriptors deposited by the last of these clients.
     pub(super) fn gather_deposits(&mut self, numbers: &[u32], descriptors: Vec<OwnedFd>) {
         if let Handover::Gathering(_, _, _, machines) = &mut self.handover
             && let Some(machine) = machines.last_mut()
@@ -237,7 +237,7 @@ impl Control {
         Ok(())
     }
 
-    /// The daemon's decision is unknown.
+    /// The daemon died, so its decision is unknown.
     pub(super) fn give_up_handover(&mut self) {
         if !matches!(self.handover, Handover::None) {
             self.handover = Handover::None;

@@ -18,7 +18,7 @@ pub(super) struct KnownExport {
 
 pub(super) struct Lanes {
     pub exports: BTreeMap<ExportId, KnownExport>,
-    /// By slot.
+    /// Slots in use.
     pub used: Vec<bool>,
 }
 
@@ -41,7 +41,7 @@ impl Lanes {
         all.min_by_key(|reactor| exports[*reactor]).unwrap_or(0)
     }
 
-    /// With a served volume.
+    /// Exports whose volumes are served.
     pub(super) fn served(&self, volumes: &ServedVolumes) -> ServedLanes {
         let lane = |known: &KnownExport| {
             Some(ServedLane {

@@ -13,7 +13,7 @@ pub(super) struct Link {
     epoll: Arc<OwnedFd>,
     pub channel: Option<Channel>,
     wants_write: bool,
-    /// By `Hello`.
+    /// `Hello` came on this channel.
     pub greeted: bool,
 }
 
@@ -45,7 +45,7 @@ impl Link {
         old
     }
 
-    /// False if it hung up.
+    /// Sends to a daemon that has greeted; false if it hung up.
     pub(super) fn send(&mut self, message: &FromEngine, descriptors: Vec<Arc<OwnedFd>>) -> bool {
         if !self.greeted {
             return true;

@@ -203,7 +203,7 @@ impl Control {
         }
     }
 
-    /// Descriptors may be free again.
+    /// Retries accepts: descriptors may be free again.
     pub(super) fn tick_machines(&mut self) {
         for (export, listener) in &mut self.machines.listeners {
             listener.listen(&self.epoll, *export);
@@ -283,7 +283,7 @@ impl Control {
         }
     }
 
-    /// Acknowledged by the daemon.
+    /// The daemon has acknowledged deposits.
     pub(super) fn machine_deposited(&mut self, socket: u64, last: u32, kept: bool) {
         let known = self.machines.clients.get(&socket);
         if let Some((_, reactor)) = known.and_then(|known| self.lanes.of_machine(known.export)) {
@@ -301,7 +301,7 @@ impl Control {
         self.say(&FromEngine::Withdrawn { socket, numbers });
     }
 
-    /// The next client may connect.
+    /// A client is cleaned up: the next one may connect.
     pub(super) fn machine_left(&mut self, socket: u64, export: ExportId, why: Closing) {
         if let Some(known) = self.machines.clients.remove(&socket) {
             self.machines.closer.close(known.file);
@@ -381,11 +381,11 @@ impl Gathered {
 
 #[derive(Debug, Default)]
 pub(super) struct Converted {
-    /// Reported after `Resume`.
+    /// Clients that end, reported after `Resume`.
     pub closed: Vec<(u64, ExportId, Option<OwnedFd>, Closing)>,
 }
 
-/// Without side effects.
+/// Decides which clients continue, without side effects.
 pub(super) fn convert(
     gathered: Vec<Gathered>,
     lanes: &ServedLanes,

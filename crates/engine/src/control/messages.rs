@@ -23,7 +23,7 @@ impl Control {
         match message {
             ToEngine::Hello { version, pool, .. } => {
                 if version != BOUNDARY_VERSION || self.pool.id != [0; 16] && self.pool.id != pool {
-                    // So that the daemon can report it.
+                    // Identify the engine, so that the daemon can report the mismatch.
                     self.link.greeted = true;
                     let welcome = FromEngine::Welcome {
                         version: BOUNDARY_VERSION,

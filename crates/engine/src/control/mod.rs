@@ -50,7 +50,7 @@ use translate::{ServedVolumes, from_reactor};
 const KEY_LISTENER: u64 = 0xC0 << 56;
 const KEY_CHANNEL: u64 = 0xC1 << 56;
 const KEY_BELL: u64 = 0xC2 << 56;
-/// Of the listener's time limits and full mailboxes.
+/// Interval of checks of time limits and full mailboxes.
 const TICK_MS: i64 = 200;
 const IDLE_TICK_MS: i64 = 5_000;
 
@@ -78,7 +78,7 @@ pub(crate) struct Control {
     heart: Option<Heart>,
     side: EngineSide,
     reserves: reserve::Reserves,
-    /// Empty between steps.
+    /// Work for this thread; empty between steps.
     effects: Vec<Effect>,
     turns_ns: u64,
     end: End,
@@ -86,16 +86,16 @@ pub(crate) struct Control {
 
 #[derive(Default)]
 struct Pool {
-    /// Zeros until a daemon has greeted.
+    /// Pool id; zeros until a daemon has greeted.
     id: [u8; 16],
-    /// For the next daemon.
+    /// Kept for the next daemon.
     grant_table: Option<OwnedFd>,
 }
 
 struct End {
     stopping: bool,
     stopped: usize,
-    /// Without a daemon.
+    /// The engine stops at this time if it has no daemon.
     orphan_at_ns: u64,
 }
 

@@ -17,11 +17,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 struct ReserveQueue {
-    /// At the daemon.
+    /// The request at the daemon.
     now: ReserveAsk,
-    /// No reactor waits for it.
+    /// No reactor waits for `now`.
     is_gone: bool,
-    /// By host, the next first; none is empty.
+    /// Other requests by host, the next one first; no queue is empty.
     later: VecDeque<VecDeque<ReserveAsk>>,
 }
 

@@ -58,7 +58,7 @@ impl Words for ServedVolumes {
     }
 }
 
-/// Returns any other message.
+/// Converts a reactor's message about the protocol; returns any other.
 pub(super) fn from_reactor(upcall: upcall::Upcall) -> Result<Upcall, upcall::Upcall> {
     use upcall::Upcall as From;
     Ok(match upcall {

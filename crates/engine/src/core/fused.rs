@@ -10,8 +10,8 @@ use crate::io::fused::{Comparing, Expected, Judged, PIECE_BYTES, SMALL_PIECE_BYT
 use forebay_xlate::kill_point;
 
 impl Core {
-    /// Begins a Compare (its buffer is expected), a compare-and-write (writes its buffer if the
-    /// block is as `expected`), or a Write that passed in a dead engine.
+    /// Begins a Compare (its buffer is expected) or a compare-and-write (writes its buffer if the
+    /// block is as `expected`). A Write has passed its compare in a dead engine.
     ///
     /// # Errors
     /// The command, if there is no room now.

@@ -125,7 +125,7 @@ impl Core {
             let Some(mut buffer) = self.staging.take(len_bytes) else {
                 return Err(new);
             };
-            // Checked above.
+            // The length was checked above.
             let _ = pieces.read(0, buffer.as_mut_slice());
             new.buffer = Some(buffer);
         }
@@ -164,7 +164,7 @@ impl Core {
         let Some(index) = self.slab.take_free() else {
             return Err(new);
         };
-        // Without memory it fails.
+        // A command without enough memory fails.
         let fits = len_bytes <= MAX_TRANSFER_BYTES.min(pieces.len_bytes())
             && (pieces.is_writable() || !matches!(new.op, IoOp::Read { .. }));
         let count = match fits {

@@ -129,7 +129,7 @@ impl Core {
         self.has_room(lane) && self.qos.may_hold(lane)
     }
 
-    /// The same without the lane's budget.
+    /// Whether there is room for this lane, regardless of its budget.
     #[inline]
     pub fn has_room(&self, lane: LaneIndex) -> bool {
         let left = self.slab.left().min(self.staging.left());
@@ -163,7 +163,7 @@ impl Core {
         Ok(())
     }
 
-    /// After this it cannot be refused.
+    /// Begins a command in a free place; it cannot be refused any longer.
     #[inline]
     fn begin(&mut self, new: NewIo, index: u32, pieces: u8) {
         let token = Token::take(index);
@@ -190,7 +190,7 @@ impl Core {
                     .in_flight
                     .store(u64::from(lane.in_flight), Relaxed);
                 let io = &mut self.slab[token.index()];
-                // Some may be recovered.
+                // Some commands may be recovered ones.
                 let may_begin = match self.carried.any() {
                     true => self.qos.admit_carried(io, &self.carried),
                     false => self.qos.admit_op(new.lane, &new.op),
@@ -250,7 +250,7 @@ impl Core {
         !self.ended.is_empty_for(frontend)
     }
 
-    /// A VM's buffer is the core's.
+    /// Returns a command to its frontend, but keeps a VM's buffer.
     #[inline]
     fn give_back(&mut self, mut done: DoneIo, record: CommandRef) {
         if record.is_machine()
@@ -341,7 +341,7 @@ impl Core {
                 self.qos.detach(index, &self.slab);
                 self.upcalls.push_back(Upcall::LaneGone { lane: index });
             } else {
-                // As if timed out.
+                // They end as if they had timed out.
                 self.end_waiting(Status::COMMAND_INTERRUPTED, |_, _, of| of == index);
             }
         }

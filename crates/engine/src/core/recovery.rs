@@ -14,7 +14,7 @@ impl Core {
         self.carried.fence(device);
     }
 
-    /// Ends commands not at a device.
+    /// Ends closed connections' commands that are not at a device.
     #[cold]
     pub(super) fn settle_orphans(&mut self) {
         let Some(closed) = self.carried.take_closed() else {
@@ -22,7 +22,7 @@ impl Core {
         };
         for io in self.slab.iter_mut() {
             if io.stage != Stage::Free && closed.has(io.record) {
-                // Submits nothing more.
+                // The command submits nothing more.
                 io.deadline_ns = 0;
                 if io.status == Status::SUCCESS {
                     io.status = Status::COMMAND_INTERRUPTED;
@@ -47,7 +47,7 @@ impl Core {
         self.go_on(token);
     }
 
-    /// Or waits for older ones.
+    /// Begins a command, or makes it wait for older ones.
     fn go_on(&mut self, token: Token) {
         let io = &mut self.slab[token.index()];
         let index = token.index() as u32;
@@ -61,7 +61,7 @@ impl Core {
         self.dispatch(token);
     }
 
-    /// At the end of a turn.
+    /// Continues waiting commands at the end of a turn.
     #[cold]
     pub(super) fn advance_carried(&mut self) {
         self.settle_orphans();

@@ -16,7 +16,7 @@ use forebay_xlate::VolumeId;
 #[derive(Debug)]
 pub struct Drain {
     volume: VolumeId,
-    /// By place and generation.
+    /// Commands, by place and generation.
     commands: Vec<(u32, u32)>,
     spans_before: u64,
 }

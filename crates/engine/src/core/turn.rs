@@ -146,14 +146,14 @@ impl Core {
         now_ns
     }
 
-    /// Call it without work.
+    /// Call it when there is no work.
     #[inline]
     pub fn is_idle(&mut self) {
         self.qos.is_idle(&self.region);
         self.away.is_idle();
     }
 
-    /// Whether to retry without an event.
+    /// Whether anything must be retried without an event.
     pub fn must_turn(&self) -> bool {
         !self.ended.is_empty()
             || self.waits.has_ring_wait()

@@ -62,7 +62,7 @@ impl Clock {
         deadline_ns <= self.owner_heard_ns()
     }
 
-    /// For a command that asks now.
+    /// Deadline of a command that asks the daemon now.
     pub fn owner_deadline_ns(&self) -> u64 {
         self.now_ns + OWNER_WAIT_LIMIT_NS
     }
@@ -77,7 +77,7 @@ impl Clock {
         self.fixed_ns = None;
     }
 
-    /// For later turns too.
+    /// Sets the time for a test, also for later turns.
     #[cfg(test)]
     pub(crate) fn set_clock_ns(&mut self, ns: u64) {
         self.fixed_ns = Some(ns);

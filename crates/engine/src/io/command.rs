@@ -37,7 +37,7 @@ impl FrontendIndex {
         (self.0 as u64) << Self::SHIFT | number & ((1 << Self::SHIFT) - 1)
     }
 
-    /// Whether the key is the frontend's.
+    /// Whether the key belongs to the frontend.
     pub const fn has_key(self, key: u64) -> bool {
         key >> Self::SHIFT == self.0 as u64
     }
@@ -72,7 +72,7 @@ impl CommandRef {
         self.0 as usize % (MAX_QUEUES * MAX_QUEUE_ENTRIES)
     }
 
-    /// Queue slot, unless a VM's.
+    /// Queue slot; `None` for a VM's command.
     #[inline]
     pub const fn queue(self) -> Option<u32> {
         match self.is_machine() {
@@ -89,7 +89,7 @@ impl CommandRef {
         }
     }
 
-    /// The word to blame it by.
+    /// Word in the state region that blames it for a crash.
     #[inline]
     pub const fn blame(self) -> u64 {
         self.0 as u64
@@ -147,7 +147,7 @@ pub enum IoOp {
     },
     /// Frees space; the buffer holds NVMe ranges of 16 bytes.
     Deallocate {
-        /// Their number.
+        /// Number of ranges.
         ranges: u16,
     },
 }
@@ -250,7 +250,7 @@ pub struct DoneIo {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Stage {
     Free,
-    /// At devices, or being worked on.
+    /// Its slices are at devices, or it is being worked on.
     Moving,
     Parked(Parked),
     DeviceWait,
@@ -285,7 +285,7 @@ pub(crate) struct Io {
     pub slices: u32,
     pub flushes: u32,
     pub commit: u64,
-    /// Bytes in the owner's release.
+    /// Bytes of a release that the owner was asked for.
     pub releasing: u64,
     /// The command parked before it, or throttled after it.
     pub link: u32,

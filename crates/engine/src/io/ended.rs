@@ -40,7 +40,7 @@ impl EndedQueues {
     }
 }
 
-/// In bounds for any value.
+/// The index of a frontend's queue, in bounds for any value.
 #[inline]
 fn at(frontend: FrontendIndex) -> usize {
     usize::from(frontend.0) % MAX_FRONTENDS

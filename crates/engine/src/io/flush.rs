@@ -16,7 +16,7 @@ pub(crate) enum Waiter {
 #[derive(Debug)]
 enum Running {
     No,
-    /// Until the ring has room.
+    /// To be submitted once the ring has room.
     Wanted,
     Yes(Op),
 }
@@ -66,7 +66,7 @@ impl Flusher {
         let flush = &mut self.devices[usize::from(device)];
         for list in [&mut flush.now, &mut flush.next] {
             if list.capacity() == 0 {
-                // Once per device.
+                // Allocated once per device.
                 list.reserve_exact(MAX_IOS + 64);
             }
         }
@@ -96,7 +96,7 @@ impl Flusher {
         None
     }
 
-    /// The caller then calls [`Flusher::try_again`].
+    /// Whether to call [`Flusher::try_again`].
     pub(crate) fn must_retry(&mut self) -> bool {
         std::mem::take(&mut self.retry)
     }
@@ -112,7 +112,7 @@ impl Flusher {
         }
     }
 
-    /// `None` if it continues.
+    /// Handles a completion; `None` if the flush continues.
     pub(crate) fn completed(
         &mut self,
         device: u8,
@@ -146,7 +146,7 @@ impl Flusher {
         (ended, next)
     }
 
-    /// For reuse.
+    /// Keeps an empty list for the next flush.
     pub(crate) fn keep(&mut self, device: u8, list: Vec<Waiter>) {
         let flush = &mut self.devices[usize::from(device)];
         if flush.next.capacity() == 0 {

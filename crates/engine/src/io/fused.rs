@@ -18,7 +18,7 @@ use crate::io::staging::{Staging, StagingBuffer};
 use crate::io::submit::SliceTransfer;
 use forebay_nvme::Status;
 
-/// Fewer when memory is short.
+/// Bytes of one read; fewer when memory is short.
 pub(crate) const PIECE_BYTES: u32 = 64 << 10;
 pub(crate) const SMALL_PIECE_BYTES: u32 = 4 << 10;
 
@@ -38,7 +38,7 @@ pub(crate) struct Comparing {
     pub(crate) done_bytes: u32,
     /// Stored data must still be made durable.
     pub(crate) flushes: bool,
-    /// Only the write is left.
+    /// The compare has passed; only the write is left.
     pub(crate) passed: bool,
 }
 
@@ -174,7 +174,7 @@ impl Comparing {
 
 pub(crate) enum Judged {
     Ended,
-    /// Not answered yet, so younger commands still wait.
+    /// The write is not answered yet, so younger commands still wait.
     Written,
     More,
     Passed,

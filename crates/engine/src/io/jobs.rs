@@ -24,7 +24,7 @@ struct Active {
     /// Device bytes: next piece, and the job's end.
     next: u64,
     end: u64,
-    /// At the device, or to be submitted.
+    /// The operation at the device, or to be submitted.
     op: Option<Op>,
     at_device: bool,
 }
@@ -35,7 +35,7 @@ pub struct Jobs {
     /// Something changed since the last pass.
     look: bool,
     active: [Option<Active>; MAX_ACTIVE],
-    /// Of `active`.
+    /// Number of active jobs.
     count: usize,
 }
 

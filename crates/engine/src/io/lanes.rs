@@ -95,7 +95,7 @@ impl Lanes {
         }
     }
 
-    /// By a host's reservation.
+    /// Whether a host's reservation forbids this to VMs.
     #[inline]
     pub(crate) fn keeps_machines_from(&self, lane: LaneIndex, op: &IoOp) -> bool {
         match self.get(lane) {

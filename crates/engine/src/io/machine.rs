@@ -102,13 +102,13 @@ impl VmCommands {
         &mut self.moved[lane.0 as usize % MAX_LANES].bounces
     }
 
-    /// Its memory may be unmapped.
+    /// Releases a command's memory, which may then be unmapped.
     #[inline]
     pub(crate) fn let_go(&mut self, io: usize) {
         self.holds[io] = Hold::default();
     }
 
-    /// Returns the number of entries.
+    /// Takes over a command's pieces; returns the number of entries.
     pub(crate) fn take(&mut self, io: usize, pieces: &mut Pieces) -> u8 {
         let Some(lists) = &mut self.lists else {
             return 0;
@@ -234,7 +234,7 @@ impl Submission<'_> {
         if let Put::Ok = put {
             self.io.piece_at += bufs.count() as u8;
             if self.io.slices == before {
-                // Done at once, by the processor.
+                // The processor did it at once.
                 self.machines.moves(self.io.lane, bytes);
             }
         }
@@ -257,7 +257,7 @@ impl Submission<'_> {
             return Put::NoMemory;
         };
         let Some(mut buffer) = self.staging.take(len_bytes) else {
-            // Retried every turn.
+            // It is retried every turn.
             return Put::NoRoom;
         };
         if span.write {

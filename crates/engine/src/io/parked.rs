@@ -26,7 +26,7 @@ pub(crate) struct ParkedTable {
     /// The newest of each chain; older ones follow by [`crate::io::command::Io::link`].
     homes: Box<[u32]>,
     count: usize,
-    /// By command.
+    /// Start of each command's wait.
     since_ns: Box<[u64]>,
 }
 
@@ -89,7 +89,7 @@ impl ParkedTable {
         }
     }
 
-    /// Oldest of an extent first.
+    /// Takes commands that an answer concerns, the oldest of an extent first.
     pub(crate) fn take_concerned(
         &mut self,
         volume: VolumeId,
@@ -110,7 +110,7 @@ impl ParkedTable {
         }
     }
 
-    /// Oldest first.
+    /// Takes the selected commands out of a chain, oldest first.
     fn unlink(
         &mut self,
         at: usize,
@@ -140,13 +140,13 @@ impl ParkedTable {
         chosen[from..].reverse();
     }
 
-    /// It is in no chain now.
+    /// Continues a command that is in no chain now.
     pub(crate) fn resume(&self, index: u32, slab: &mut Slab, lanes: &Lanes, now_ns: u64) -> Token {
         let io = &mut slab[index as usize];
         io.stage = Stage::Moving;
         io.link = NONE;
         let waited_ns = now_ns.saturating_sub(self.since_ns[index as usize]);
-        // The rest is the devices' time.
+        // The rest counts as the devices' time.
         io.started_ns += waited_ns;
         if let Some(lane) = lanes.get(io.lane) {
             let record = lane.record();

@@ -26,7 +26,7 @@ impl Records {
         }
     }
 
-    /// 0: no tenant's.
+    /// The command to blame if the reactor dies from here on; 0: no tenant's.
     #[inline]
     pub(crate) fn blame(&self, word: u64) {
         if RECORDS {
@@ -34,14 +34,14 @@ impl Records {
         }
     }
 
-    /// Only its write is left.
+    /// A compare-and-write has compared; only its write is left.
     pub(crate) fn passes(&self, command: CommandRef) {
         if !command.is_machine() {
             self.commands[command.place()].pass();
         }
     }
 
-    /// A successor must expect it there.
+    /// A successor must expect the command at this device.
     #[inline]
     pub(crate) fn submits(&self, command: CommandRef, device: u8) {
         if !command.is_machine() {

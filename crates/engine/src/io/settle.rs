@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 struct Settle {
     job: u64,
     device: u8,
-    /// Slices below this.
+    /// Slices with lower numbers count.
     before: u64,
     slices: u64,
     flush: bool,
@@ -27,10 +27,10 @@ impl Settle {
 }
 
 pub(crate) enum EndedAtDevice {
-    /// By number.
+    /// A slice, by number.
     Slice(u64),
     Flush,
-    /// By place.
+    /// An internal operation, by place.
     Job(usize),
 }
 

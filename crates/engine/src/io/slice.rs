@@ -30,7 +30,7 @@ pub(crate) struct Slice {
 pub struct Slices {
     table: Vec<Option<Slice>>,
     pub(crate) free: Vec<u32>,
-    /// Their rest found no room in the ring.
+    /// Slices whose rest found no room in the ring.
     pub(crate) again: Vec<u32>,
     drains: Drains,
 }
@@ -91,7 +91,7 @@ impl Slices {
         (self.drains).ended(span, |revoke| upcalls.push_back(Upcall::Drained { revoke }));
     }
 
-    /// `None` if it continues.
+    /// Handles a completion; `None` if the slice continues.
     #[inline]
     pub(crate) fn completed(
         &mut self,
@@ -140,7 +140,7 @@ impl Slices {
         }
     }
 
-    /// By the owner.
+    /// The owner gave up a revoke.
     pub fn abandon(&mut self, revoke: u64) {
         self.drains.abandon(revoke);
     }

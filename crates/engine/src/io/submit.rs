@@ -25,7 +25,7 @@ pub(crate) enum Put {
     /// At the device, or done.
     Ok,
     NoRoom,
-    /// The lane's maximum.
+    /// The lane has its maximum of slices.
     NoSlice,
     NoDevice,
     Failed(Errno),
@@ -33,12 +33,12 @@ pub(crate) enum Put {
 }
 
 pub(crate) enum Next {
-    /// Fully submitted.
+    /// All slices are submitted.
     Moved,
-    /// Until the owner has answered.
+    /// The command waits for the owner's answer.
     Park(Parked),
     Wait(Stage),
-    /// The owner is to release these.
+    /// The owner must release these extents.
     Release(ExtentRange),
 }
 

@@ -13,14 +13,14 @@ use std::collections::VecDeque;
 
 #[derive(Debug)]
 pub(crate) struct Waits {
-    /// All but these:
+    /// Commands with any other wait.
     pub(crate) all: Vec<u32>,
-    /// for the ring, or the next turn.
+    /// Commands that wait for the ring, or for the next turn.
     ring: Vec<u32>,
     /// Waits for slices, and whether some were freed.
     pub(crate) for_slices: usize,
     pub(crate) slices_freed: bool,
-    /// Spare list, to avoid allocation.
+    /// Spare list for commands taken out of another, to avoid allocation.
     pub(crate) spare: Vec<u32>,
 }
 
@@ -65,14 +65,14 @@ impl Waits {
         self.all.push(token.entrust());
     }
 
-    /// The list must be returned ([`Waits::spare`]).
+    /// Takes those that wait for the next turn; the list must be returned ([`Waits::spare`]).
     pub(crate) fn take_ring_wait(&mut self) -> Vec<u32> {
         let mut list = std::mem::take(&mut self.spare);
         list.append(&mut self.ring);
         list
     }
 
-    /// Those that take too long.
+    /// Asks whether releases that take too long can be given up.
     pub(crate) fn ask_of_releases(
         &self,
         slab: &mut Slab,

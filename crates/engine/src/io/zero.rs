@@ -21,7 +21,7 @@ use forebay_xlate::{ExtentRange, Rights};
 const MAX_RELEASE_EXTENTS: u64 = 4096;
 /// For fairness: a command may name the whole volume 256 times.
 const BUDGET: u64 = 4096;
-/// In extents.
+/// Cost of a step, in extents.
 const STEP_COST: u64 = 16;
 const MAX_ZERO_BYTES: u64 = 32 << 20;
 
@@ -54,7 +54,7 @@ impl Io {
         }
     }
 
-    /// (Offset, bytes).
+    /// (Offset, bytes) of a range.
     pub(crate) fn deallocated(&self, range: u16, block_bytes: u64) -> Option<(u64, u64)> {
         let at = usize::from(range) * 16;
         let bytes = self.buffer.as_ref()?.as_slice().get(at..at + 16)?;
@@ -99,7 +99,7 @@ impl Submission<'_> {
         Next::Moved
     }
 
-    /// Up to `left` bytes from `at`.
+    /// Zeroes or releases up to `left` bytes from `at`.
     fn zero_step(&mut self, at: u64, left: u64, release: bool, budget: &mut u64) -> Option<Next> {
         let volume = &self.lane.volume;
         let extent_bytes = 1u64 << volume.extent_shift;

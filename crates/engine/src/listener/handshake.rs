@@ -44,7 +44,7 @@ pub(super) struct Handshake {
     passed: usize,
     /// Received part of the present PDU, bounded by the codec's limits.
     bytes: Vec<u8>,
-    /// Refused: its further bytes are dropped.
+    /// The host was refused: its further bytes are dropped.
     leaving: bool,
     pub refused: Option<RefusedHost>,
 }
@@ -131,7 +131,7 @@ impl Handshake {
                         Err(refusal) => self.refuse(&sqe, &refusal, now_ns),
                     };
                 }
-                // Or a PDU that belongs to no command.
+                // A PDU that belongs to no command.
                 Pdu::H2cTermReq(_) => return Step::Gone,
                 _ => return self.terminate(&PduError::SEQUENCE, now_ns),
             }

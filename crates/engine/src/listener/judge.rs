@@ -17,7 +17,7 @@ use zerocopy::FromBytes;
 
 /// They have no lane that names a reactor.
 const DISCOVERY_REACTOR: usize = 0;
-/// Base 2.0, figure 380.
+/// Byte offset of QID (Base 2.0, figure 380).
 const OFFSET_QID: u16 = 42;
 
 pub(super) struct Welcome {
@@ -71,7 +71,7 @@ pub(super) fn judge(
     };
     if command.qid.get() != 0 {
         if subsystem.is_discovery() {
-            // Base 2.0, 3.1.2.3.
+            // A discovery controller has no I/O queues (Base 2.0, 3.1.2.3).
             return Err(invalid(false, OFFSET_QID));
         }
         let cntlid = data.cntlid.get();

@@ -82,7 +82,7 @@ fn is_closed(socket: &mut TcpStream) -> bool {
     }
 }
 
-/// It may be on its way.
+/// The close may still be on its way.
 fn will_be_closed(socket: &mut TcpStream) -> bool {
     crate::patience::patiently().any(|()| is_closed(socket))
 }
@@ -152,7 +152,7 @@ fn a_crowd_loses_its_own_places() {
     assert!(will_be_closed(&mut guest));
 }
 
-/// From the kernel's counters alone.
+/// A successor knows only the kernel's counters.
 #[test]
 fn a_newcomer_begins_again_from_the_kernels_counters_alone() {
     let subsystem = Nqn::discovery();
@@ -225,7 +225,7 @@ fn a_newcomer_begins_again_from_the_kernels_counters_alone() {
         );
         let facts = counters::read(&came.fd).unwrap();
         assert_eq!((facts.consumed, facts.accepted), (0, 128));
-        // Exactly one ICResp.
+        // The host has exactly one ICResp.
         socket.read_exact(&mut [0; 128]).unwrap();
         socket.set_nonblocking(true).unwrap();
         let more = socket.read(&mut [0; 1]).map_err(|error| error.kind());

@@ -8,7 +8,7 @@ use super::Away;
 use forebay_qos::params::{HELP_FROM, HELP_NS, HELP_UNTIL, IDLE_NS};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Of publishing and reading.
+/// Interval at which reactors publish and read this.
 pub(crate) const SAY_NS: u64 = 50_000;
 
 const AT_WORK: u64 = u64::MAX;
@@ -16,7 +16,7 @@ const AT_WORK: u64 = u64::MAX;
 #[derive(Default)]
 #[repr(align(64))]
 pub(super) struct Said {
-    /// Own work until then.
+    /// The time until which its own lanes had work.
     until_ns: AtomicU64,
 }
 
@@ -102,7 +102,7 @@ impl Away {
         }
     }
 
-    /// It has own work.
+    /// Whether this reactor has work of its own, so that remote operations go back.
     pub(crate) fn gives_back(&self, now_ns: u64) -> bool {
         self.spreads() && (self.begun > 0 || !self.said.is_idle(now_ns))
     }

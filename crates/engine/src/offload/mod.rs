@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::*};
 
 /// Unanswered operations that one reactor may hand to another.
 const LINK_ENTRIES: usize = 128;
-/// With fewer, a reactor does all itself.
+/// With fewer operations, a reactor does all itself.
 const FEW: usize = 4;
 const FEW_ASLEEP: usize = 8;
 /// Remote operations in a turn, with own work and without.
@@ -77,7 +77,7 @@ pub struct Links {
     quiet: Arc<AtomicUsize>,
 }
 
-/// In the order of the bells.
+/// Makes all rings, in the order of the bells.
 pub fn links(bells: &[ReactorBell]) -> Vec<Links> {
     let quiet = Arc::new(AtomicUsize::new(0));
     let said: Vec<Arc<Said>> = bells.iter().map(|_| Arc::default()).collect();
@@ -245,7 +245,7 @@ impl Away {
         let room = self.peers.len() * LINK_ENTRIES - self.out;
         // Operations that end at once are never in hand: the last turn's number stands for them.
         let (before, all) = (self.begun_before, 1 + self.peers.len());
-        // Nor are commands that wait for processor time.
+        // Commands that wait for processor time are not in hand either.
         let hand = own.max(before).max(waits as usize);
         if hand < FEW || !is_deep || lane.away as usize >= room {
             return None;

@@ -155,7 +155,7 @@ impl Qos {
         }
     }
 
-    /// A recovered one always may.
+    /// Whether a command may begin; a recovered one always may.
     pub(crate) fn admit_carried(&mut self, io: &Io, carried: &Carried) -> bool {
         self.admission.is_none()
             || carried.any() && carried.is_carried(io.record)
@@ -188,7 +188,7 @@ impl Qos {
         }
     }
 
-    /// For a command that waited in its frontend.
+    /// Counts the wait of a command in its frontend.
     #[cold]
     pub(crate) fn waited_elsewhere(&mut self, io: &mut Io, lanes: &Lanes, now_ns: u64) {
         if let Some(admission) = &mut self.admission {

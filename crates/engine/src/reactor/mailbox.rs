@@ -42,7 +42,7 @@ pub(crate) enum Post {
     /// Answered by [`Upcall::ExportSettled`] with this request.
     RemoveLane(LaneIndex, ExportId, u64),
     Volume(Arc<Volume>),
-    /// From the owner.
+    /// The owner's message about space.
     Space(engine_side::Post),
     Frontend(FrontendMessage),
     /// A dead engine's state, taken over in one turn.
@@ -102,7 +102,7 @@ impl ToReactor {
         self.flush();
     }
 
-    /// For many messages with one check for sleep.
+    /// Many messages need only one check for sleep.
     pub(crate) fn queue(&mut self, post: Post) {
         self.overflow.push_back(post);
     }

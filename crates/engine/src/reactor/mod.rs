@@ -30,9 +30,9 @@ const LOOKS_APART: u64 = 16;
 const MAX_LOOK_NS: u64 = 5_000_000;
 /// How long commands may take to end at a stop.
 const STOP_LIMIT_NS: u64 = 5_000_000_000;
-/// Idle time after which staging memory is freed,
+/// Staging memory is freed after this idle time.
 const TRIM_NS: u64 = 500_000_000;
-/// in steps this far apart.
+/// Interval of the freeing steps.
 const TRIM_STEP_NS: u64 = 1_000_000;
 const WAKE_KEY: u64 = u64::MAX;
 
@@ -54,7 +54,7 @@ struct Pace {
     tick_at: u64,
     look_at: u64,
     trim_at: Option<u64>,
-    /// After a stop request.
+    /// Latest end after a stop request.
     stop_by: Option<u64>,
 }
 
@@ -200,7 +200,7 @@ impl Reactor {
         }
         let trim = *pace.trim_at.get_or_insert(pace.now + TRIM_NS);
         if pace.now >= trim {
-            // In small steps, to avoid delays.
+            // Small steps avoid delays.
             pace.trim_at = (self.core.staging.trim()).then_some(pace.now + TRIM_STEP_NS);
         }
         let window_ends = self.core.qos.window_ends_ns();

@@ -94,7 +94,7 @@ impl Reactor {
         }
     }
 
-    /// To the one that knows it.
+    /// Gives a message to the frontend that knows its type.
     fn tell(&mut self, mut message: FrontendMessage) {
         self.core.blame(None);
         for frontend in &mut self.frontends {

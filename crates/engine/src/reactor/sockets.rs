@@ -36,7 +36,7 @@ impl Sockets {
         &self.epoll
     }
 
-    /// Without the mailbox's.
+    /// The keys of ready sockets, without the mailbox's.
     pub(super) fn poll(&mut self) -> &[u64] {
         self.events.clear();
         self.keys.clear();

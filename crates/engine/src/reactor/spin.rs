@@ -1,13 +1,13 @@
 //! How long an idle reactor polls before it sleeps.
 //!
-//! **Design.** A wakeup costs tens of microseconds on both sides, and a host that sends a command
-//! soon after each answer would meet a sleeping reactor every time. So a reactor polls briefly, and
-//! longer after a short pause that it slept through; a long pause resets this. So each long,
-//! useless poll follows its own short pause. **Not here:** when it may sleep at all
+//! **Design.** A wakeup costs tens of microseconds on both sides. A host that sends a command soon
+//! after each answer would meet a sleeping reactor every time. So a reactor polls briefly, and
+//! longer after a short pause that it slept through; a long pause resets this. Each long, useless
+//! poll thus follows its own short pause. **Not here:** when it may sleep at all
 //! ([`crate::reactor`]).
 
 const SHORT_NS: u64 = 30_000;
-/// Pauses include the wakeup.
+/// The longer polling time. Shorter pauses, including the wakeup, count as short.
 const LONG_NS: u64 = 150_000;
 
 #[derive(Debug)]
@@ -25,7 +25,7 @@ impl Spin {
         self.limit_ns
     }
 
-    /// After polling and sleep.
+    /// Reports a pause that ended after polling and sleep.
     pub(crate) fn paused(&mut self, ns: u64) {
         self.limit_ns = match ns < LONG_NS {
             true => LONG_NS,
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Useless polling time; 0 without sleep.
+    /// The useless polling time of a pause; 0 if it had no sleep.
     fn pause(spin: &mut Spin, ns: u64) -> u64 {
         let limit = spin.limit_ns();
         if ns <= limit {

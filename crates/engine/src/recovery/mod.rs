@@ -40,6 +40,7 @@ pub enum Devices {
 }
 
 impl Devices {
+    /// Every served or expected device.
     pub const ALL: Self = Self::Among(u8::MAX);
 }
 
@@ -92,13 +93,13 @@ pub struct Carried {
     volumes: BTreeMap<VolumeId, OfVolume>,
     next_number: u64,
     look: bool,
-    /// Closed in this turn.
+    /// Queues and lanes that closed in this turn.
     closed: Box<[bool]>,
     left: Box<[bool]>,
     any_closed: bool,
     fenced: [bool; 256],
     served: [bool; 256],
-    /// Will be served before their fence.
+    /// Devices to be served before their fence.
     expected: [bool; 256],
     record: &'static ReactorRecord,
 }
@@ -139,7 +140,7 @@ impl Carried {
         self.fenced[usize::from(device.0)]
     }
 
-    /// A compare uses the same checks.
+    /// A compare is in progress; it uses the same checks.
     pub(crate) fn compares(&mut self) {
         self.busy = true;
     }
@@ -263,7 +264,7 @@ impl Carried {
         self.fences_changed();
     }
 
-    /// Call it before [`Carried::carry`].
+    /// Sets whether a device will be served before its fence. Call it before [`Carried::carry`].
     pub fn expect(&mut self, device: DeviceIndex, expected: bool) {
         self.expected[usize::from(device.0)] = expected;
         self.fences_changed();

@@ -5,16 +5,16 @@ use std::fmt;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Closing {
-    /// By the host or the engine.
+    /// The host or the engine had ended it.
     Ended,
     Unreadable,
-    /// Refused before.
+    /// It had been refused.
     Leaving,
     /// Used, but without record: it was about to be closed.
     Unrecorded,
-    /// Contradictory records.
+    /// Its records contradict each other or the kernel.
     Damaged,
-    /// Not now, or not to this host.
+    /// Its export is not served now, or not to this host.
     NotServed,
     NoAdmin,
     /// Its bytes killed the engine before they became a command.

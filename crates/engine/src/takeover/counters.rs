@@ -92,7 +92,7 @@ fn tcp_info(socket: impl AsFd) -> io::Result<TcpInfo> {
     Ok(unsafe { info.assume_init() })
 }
 
-/// SIOCOUTQ.
+/// Bytes that the peer has not acknowledged (SIOCOUTQ).
 fn unacknowledged(socket: impl AsFd) -> io::Result<u64> {
     let mut bytes: libc::c_int = 0;
     // SAFETY: the request writes one int.
@@ -131,7 +131,7 @@ mod tests {
         let (mut consumed, mut accepted) = (0, 0);
         for round in 0..200usize {
             host.write_all(&vec![1; 1 + round * 37 % 5000]).unwrap();
-            // The socket fills up at times.
+            // The host reads rarely, so that the socket fills up.
             if round % 3 == 0 {
                 host.set_nonblocking(true).unwrap();
                 while matches!(host.read(&mut [0; 70_000]), Ok(n) if n > 0) {}

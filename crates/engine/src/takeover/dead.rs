@@ -141,7 +141,7 @@ impl Dead {
         c.state.store(state.0, Relaxed);
     }
 
-    /// 24 header bytes and `data_bytes`.
+    /// Publishes an item of 24 header bytes and `data_bytes`.
     pub(super) fn answer(&mut self, queue: u32, start: u64, ends: u16, data_bytes: u32) {
         let header = [queue as u8; 24];
         let record = &self.region.queues()[queue as usize];

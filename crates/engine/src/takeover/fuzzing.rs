@@ -109,7 +109,7 @@ fn word(region: &Region, at: usize) -> &AtomicU64 {
 }
 
 impl Template {
-    /// Returns the rest of the input.
+    /// Carries out a change; returns the rest of the input.
     fn change<'a>(
         &self,
         input: &'a [u8],

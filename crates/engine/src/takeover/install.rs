@@ -35,12 +35,12 @@ pub(crate) struct Successor<'a> {
     pub memory: &'static Memory,
     pub reactors: usize,
     pub lanes: &'a ServedLanes,
-    /// For discovery controllers.
+    /// Used by discovery controllers.
     pub exports: &'a ExportTable,
     pub associations: &'a Associations,
 }
 
-/// For these `sockets`.
+/// Carries out a plan for these `sockets`.
 pub(super) fn install(
     mut plan: Plan,
     old: &(impl OldBytes + ?Sized),
@@ -95,7 +95,7 @@ pub(super) fn install(
     let carried = plan.spans.by_reactor(new.reactors);
     for (reactor, (part, carried)) in inheritance.parts.iter_mut().zip(carried).enumerate() {
         part.carried = carried;
-        // They have no other record.
+        // Spans without a command have no other record.
         let orphans = part.carried.iter().any(|span| span.command.is_none());
         if let Some(record) = new.region.reactors().get(reactor) {
             record.orphans.store(u64::from(orphans), Relaxed);
@@ -271,7 +271,7 @@ fn queue(
 
 type Items = Vec<(Item, Option<StagingBuffer>)>;
 
-/// From this one on.
+/// Writes the unsent items, from this one on.
 fn unsent_items(
     was: &OldQueue,
     from: usize,
@@ -349,7 +349,7 @@ fn command(
     })
 }
 
-/// `Some(None)` for no buffer.
+/// Copies a buffer's bytes; `Some(None)` for no buffer.
 fn copy(
     old: &(impl OldBytes + ?Sized),
     buffer: Option<BufferRef>,

@@ -8,7 +8,7 @@ use super::Damage;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Extent {
-    /// First position.
+    /// Position of its first byte.
     pub start: u64,
     /// Header and data.
     pub len: u64,
@@ -24,11 +24,11 @@ impl Extent {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Sent {
-    /// Complete ones.
+    /// Items that are sent completely.
     pub items: usize,
     /// Sent bytes of the next one.
     pub skip: u64,
-    /// End position.
+    /// Position after the last item.
     pub published: u64,
 }
 

@@ -42,7 +42,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// After which a command is not begun again.
+/// Deaths of engines after which a command is not begun again.
 pub(crate) const MAX_ATTEMPTS: u8 = 2;
 
 pub(crate) trait OldBytes {

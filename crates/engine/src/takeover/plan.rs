@@ -34,7 +34,7 @@ pub(super) struct PlannedController {
     pub slot: u32,
     pub constants: ControllerConstants,
     pub controller: Controller,
-    /// As last reported to the host.
+    /// Namespace size, as last reported to the host.
     pub blocks: u64,
     pub lane: Option<ServedLane>,
     /// The admin queue first.
@@ -43,7 +43,7 @@ pub(super) struct PlannedController {
 
 pub(super) struct Plan {
     pub controllers: Vec<PlannedController>,
-    /// Nothing was read from these.
+    /// Sockets from which nothing was read.
     pub handshakes: Vec<usize>,
     pub closed: Vec<(usize, Closing)>,
     pub spans: Spans,
@@ -104,7 +104,7 @@ pub(super) fn plan(
             _ if blamed == Some(Blamed::Newcomer { socket: *socket }) => {
                 plan.closed.push((at, Closing::Blamed));
             }
-            // Any other bytes refused it.
+            // Any other bytes had refused the host.
             Ok(facts) if facts.consumed == 0 && matches!(facts.accepted, 0 | IC_RESP_BYTES) => {
                 plan.handshakes.push(at);
             }
@@ -289,7 +289,7 @@ fn restore(
     let bytes: Vec<u8> = content.state.iter().flat_map(|w| w.to_le_bytes()).collect();
     let mut state = ControllerState::read_from_bytes(&bytes).map_err(|_| Closing::Damaged)?;
     event_requests(&mut state, &mut admin.converted);
-    // In full again.
+    // The host gets the full keep-alive time again.
     state.keep_alive_from_ns = now_ns;
     state.io_queues = [0; 2];
     for queue in live {

@@ -26,13 +26,13 @@ pub(super) struct Converted {
     pub taken: u64,
     /// Commands taken.
     pub number: u64,
-    /// Received after `taken`.
+    /// Bytes received after `taken`.
     pub unread: Vec<u8>,
     /// Taken but still in the socket: the Connect.
     pub in_socket: u64,
     pub data: Option<InData>,
     pub sent: Sent,
-    /// Unfinished, ordered by number.
+    /// Unfinished commands, ordered by number.
     pub commands: Vec<(OldCommand, Next)>,
 }
 
@@ -228,7 +228,7 @@ fn within(
     Ok(Some(data))
 }
 
-/// Between two PDUs of its data.
+/// Settles a command with an R2T, between two PDUs of its data.
 fn settle_asked(command: &mut OldCommand, published: u64) {
     let complete = (command.buffer).is_some_and(|b| command.asked.bytes() == b.len_bytes);
     let AskedAt { at, r2ts } = command.asked_at;

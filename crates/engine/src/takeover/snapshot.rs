@@ -77,9 +77,9 @@ impl OldCommand {
 /// The last answer without a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct OldOdd {
-    /// Queue's number with it.
+    /// The queue's command number at that time.
     pub number: u64,
-    /// Transmit position after it.
+    /// Transmit position after the answer.
     pub tx: u64,
     /// Receive position after the command.
     pub taken: u64,
@@ -118,12 +118,12 @@ pub(super) struct OldQueue {
     /// Position up to which PDUs are taken.
     pub taken: u64,
     pub kept: Option<Stretch>,
-    /// If the reactor received for this queue last.
+    /// Bytes in the receive buffer, if the reactor received for this queue last.
     pub received: Option<Stretch>,
     /// Valid while the position is within it.
     pub data: InData,
     pub odd: OldOdd,
-    /// Transmit position without items.
+    /// Transmit position when no item was published.
     pub tx_at: u64,
     pub items: OldItems,
     /// Ordered by slot.

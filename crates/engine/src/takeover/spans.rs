@@ -55,9 +55,9 @@ struct Touched {
 
 enum Served<'a> {
     Here(&'a ServedLane),
-    /// Not served now.
+    /// The export is not served now.
     Of(VolumeId),
-    /// Unknown from its records.
+    /// The records do not tell.
     Unknown,
 }
 
@@ -151,7 +151,7 @@ impl Spans {
         for (command, next) in queue.commands() {
             let first = before.replace((command, next));
             let (again, devices) = match next {
-                // Its second brings the ranges.
+                // The second of the pair brings the ranges.
                 Next::Begin { .. } if command.sqe.fuse() == FUSE_FIRST => continue,
                 Next::Begin { fenced } | Next::Passed { fenced } => (true, *fenced),
                 Next::Poisoned => (false, devices(command)),
@@ -159,7 +159,7 @@ impl Spans {
             };
             let touched = match touched(command, memory, lane) {
                 Some(touched) => touched,
-                // Its record was sound once.
+                // The record was sound once.
                 None if command.state.submitted_ever() => {
                     self.everything(volume);
                     continue;
@@ -167,7 +167,7 @@ impl Spans {
                 // It gets an error and touches nothing.
                 None => continue,
             };
-            // Without its data, it may never begin.
+            // A command without its data may never begin.
             let begins = again
                 && (command.buffer.is_some() || !touched.from_host)
                 && (command.sqe.fuse() != FUSE_SECOND || first.is_some_and(has_data));

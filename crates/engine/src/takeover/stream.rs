@@ -7,10 +7,10 @@ use super::{Damage, OldBytes};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Stretch {
-    /// First position.
+    /// Position of the first byte.
     pub at: u64,
     pub len: u64,
-    /// Offset in the memory file.
+    /// Offset of the first byte in the memory file.
     pub place: u64,
 }
 

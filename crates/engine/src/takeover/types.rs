@@ -35,7 +35,7 @@ pub(crate) enum Next {
         /// Sent or queued.
         r2ts: u8,
     },
-    /// An Asynchronous Event Request.
+    /// The controller keeps it (an Asynchronous Event Request).
     Kept,
     /// Its answer is among the queue's items.
     Answered,
@@ -50,9 +50,9 @@ pub(crate) struct InheritedCommand {
     pub number: u64,
     /// As received.
     pub sqe: Sqe,
-    /// CLOCK_MONOTONIC, ns.
+    /// When it was taken, CLOCK_MONOTONIC, ns.
     pub taken_ns: u64,
-    /// Wrong data digest.
+    /// A data digest was wrong.
     pub damaged: bool,
     pub next: Next,
     pub buffer: Option<StagingBuffer>,
@@ -61,21 +61,21 @@ pub(crate) struct InheritedCommand {
 #[derive(Debug)]
 pub(crate) struct InheritedController {
     pub slot: u32,
-    /// Stays taken.
+    /// Its controller id stays taken.
     pub association: Association,
     pub target: ListenerTarget,
     pub lane: Option<LaneIndex>,
     pub controller: Box<Controller>,
     /// Our address, as the host reached it.
     pub local: SocketAddr,
-    /// As last reported to the host.
+    /// Namespace size, as last reported to the host.
     pub blocks: u64,
 }
 
 #[derive(Debug)]
 pub(crate) struct InheritedQueue {
     pub queue: u32,
-    /// Index in [`InheritedPart::controllers`].
+    /// Index of its association in [`InheritedPart::controllers`].
     pub controller: usize,
     pub constants: QueueConstants,
     pub fd: Arc<OwnedFd>,
@@ -83,18 +83,18 @@ pub(crate) struct InheritedQueue {
     pub number: u64,
     /// Position up to which PDUs are taken.
     pub taken: u64,
-    /// Taken but still in the socket.
+    /// Bytes taken but still in the socket.
     pub in_socket: u64,
     pub keep: Keep,
-    /// Received after `taken`, in `keep`.
+    /// Bytes received after `taken`, in `keep`.
     pub kept_bytes: u32,
     pub data: Option<InData>,
     pub list: HeaderList,
-    /// From place 0 of the list on.
+    /// Items to send, from place 0 of the list on.
     pub items: Vec<(Item, Option<StagingBuffer>)>,
     /// Bytes of the first item already sent.
     pub skip_bytes: u64,
-    /// Position after the last item.
+    /// Transmit position after the last item.
     pub published: u64,
     /// Ordered by number.
     pub commands: Vec<InheritedCommand>,
@@ -112,7 +112,7 @@ pub(crate) struct InheritedPart {
 pub(crate) struct Inheritance {
     pub parts: Vec<InheritedPart>,
     pub handshakes: Vec<(u64, Arc<OwnedFd>)>,
-    /// Shut down only after `Resume`.
+    /// Connections that end, but only after `Resume`.
     pub closed: Vec<(u64, Arc<OwnedFd>, Closing)>,
     /// The dead engine waited for an unrecorded operation: nothing is served before the fences.
     pub after_fence: bool,

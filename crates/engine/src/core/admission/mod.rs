@@ -30,7 +30,7 @@ impl Core {
         let mut waited = std::mem::take(&mut self.waits.spare);
         old.give_up(&mut self.slab, &mut waited);
         for index in waited.drain(..) {
-            // In the same order.
+            // Those that still wait keep their order.
             let token = Token::take(index);
             let io = &mut self.slab[token.index()];
             if self.qos.admit_carried(io, &self.carried) {
@@ -57,7 +57,7 @@ impl Core {
         }
     }
 
-    /// At most a lane's quantum. Returns the number.
+    /// Begins admitted commands, at most a lane's quantum. Returns their number.
     #[inline]
     pub(crate) fn begin_throttled(&mut self) -> usize {
         let mut begun = 0;
@@ -85,7 +85,7 @@ impl Core {
         self.begin_admitted(Token::take(index));
     }
 
-    /// Until its tenant owes a second's worth.
+    /// Begins a lane's commands as debt, until its tenant owes a second's worth.
     pub(crate) fn begin_owing(&mut self, lane: LaneIndex) {
         if !self.qos.is_throttled(lane) {
             return;

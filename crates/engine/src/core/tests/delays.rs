@@ -30,7 +30,7 @@ const OTHER: VolumeId = VolumeId(11);
 struct Rig {
     b: Bench,
     now_ns: u64,
-    /// Steps made: they place the quiet lane's reads anywhere in a window, the same in each run.
+    /// Steps made. They place the quiet lane's reads anywhere in a window, identically in each run.
     step: u64,
     /// Each device's true time, as a factor of the calibrated time.
     truth: [f64; 2],

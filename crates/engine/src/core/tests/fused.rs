@@ -413,7 +413,7 @@ fn what_a_pair_finds_is_made_durable_first() {
     assert_eq!((b.core.staging.out(), b.core.fused.any()), (0, false));
     b.turn();
     assert!(!b.core.carried.any());
-    // Where a flush ends at once.
+    // Here a flush ends at once.
     let mut b = bench_with("ram");
     b.grant(0, 5, Rights::ReadWrite, 2);
     let slot = b.durable_pair(2, 0);

@@ -611,7 +611,7 @@ fn what_a_dead_engine_had_of_a_machine_waits_for_the_fence() {
     let spans = [
         carried(command(0), 0, true),
         carried(command(1), 1, false),
-        // Of a command that is not repeated.
+        // This command is not repeated.
         carried(None, 2, false),
     ];
     b.core.carried.carry_machine(LANE, &spans);
@@ -710,7 +710,7 @@ fn a_command_is_carried_as_what_it_was() {
     assert_eq!(b.end_of_machine(), (0, Status::SUCCESS));
     assert_eq!(b.end_of_machine().1, Status::SUCCESS);
     assert!(!b.core.carried.any());
-    // The ranges may have changed: anywhere.
+    // The ranges may have changed, so the whole volume counts.
     let (mut b, mut m) = (unfenced("file"), machine());
     b.grant(0, 0, Rights::ReadWrite, 10);
     carry_command(

@@ -148,11 +148,11 @@ fn a_flush_covers_the_devices_of_its_volume_and_no_others() {
     b.start(IoOp::Flush, None);
     assert_eq!(b.end().1, Status::SUCCESS);
     assert_eq!(gate.held(), 0);
-    // Nor does a missing one,
+    // A missing device does not concern it either.
     let gone = b.core.devices.served[1].take();
     b.start(IoOp::Flush, None);
     assert_eq!(b.end().1, Status::SUCCESS);
-    // until the volume may write there.
+    // From now on the volume may write there.
     b.core.devices.served[1] = gone;
     b.volume.may_write_to(DeviceIndex(1));
     let flush = b.start(IoOp::Flush, None);

@@ -49,9 +49,9 @@ struct Timed {
     begun: u32,
     /// Last start or end of a timed operation.
     seen_ns: u64,
-    /// In this window.
+    /// Least delay in this window.
     waited_ns: Option<u64>,
-    /// In the last window that had one.
+    /// Least delay in the last window that had one.
     known_ns: Option<u64>,
     /// By size, ns; the maximum if none was seen.
     least_ns: [u32; SIZES],
@@ -91,7 +91,7 @@ struct Said {
     waited_ns: Option<u64>,
 }
 
-/// `None` if not timed.
+/// Index in `timed`; `None` if such operations are not timed.
 fn number_of(device: u8, op: &Op) -> Option<usize> {
     let kind = match op.kind() {
         OpKind::Read => 0,
@@ -172,7 +172,7 @@ impl Delays {
         (timed.begun_ns, timed.seen_ns) = (0, now_ns);
     }
 
-    /// It may be another one now.
+    /// Forgets a device that may be another one now.
     pub(super) fn note_devices(&mut self, changed: Option<u8>, some_at_once: bool) {
         if let Some(device) = changed.map(usize::from) {
             self.timed[device * KINDS..][..KINDS].fill(NOTHING);
@@ -242,7 +242,7 @@ impl Delays {
             }
             Some(ns) => scheduler.observe(resource, ns, 1),
             None if said.under_way => scheduler.hold(resource),
-            // Without delays: calibrated costs may be too high.
+            // Such operations have no delay, so calibrated costs may be too high.
             None if self.some_at_once && self.in_use.is_empty() => {
                 scheduler.observe(resource, 0, 1)
             }

@@ -38,16 +38,16 @@ fn read(delays: &mut Delays, begun: u64, turns: &[u64], busy: bool, good: bool) 
 fn what_an_operation_waited_is_what_nothing_else_explains() {
     let mut delays = Delays::new();
     let waited = |delays: &mut Delays| delays.timed[0].waited_ns.take().map(|ns| ns / US);
-    // The service time.
+    // A single operation shows the service time.
     read(&mut delays, 1000 * US, &[1080 * US], false, true);
     assert_eq!(waited(&mut delays), Some(0));
     read(&mut delays, 1200 * US, &[1210 * US], false, false);
     assert_eq!(waited(&mut delays), None);
-    // Beyond twice the service time.
+    // Time beyond twice the service time is waiting.
     let late = [2010 * US, 2400 * US];
     read(&mut delays, 2000 * US, &late, false, true);
     assert_eq!(waited(&mut delays), Some(400 - 160));
-    // The reactor was busy meanwhile.
+    // Not if the reactor was busy meanwhile.
     read(&mut delays, 2000 * US, &late, true, true);
     assert_eq!(waited(&mut delays), Some(0));
     // A window's least counts.
@@ -73,7 +73,7 @@ fn what_others_carry_out_counts_as_begun_and_is_not_timed() {
     assert_eq!(delays.in_use, [KINDS as u16]);
 }
 
-/// The correction for reads.
+/// Two devices, and the correction for reads.
 struct Desk {
     delays: Delays,
     scheduler: Scheduler,
@@ -138,7 +138,7 @@ fn a_slow_device_makes_costs_dear_only_where_no_other_is_in_use() {
     desk.begins(1);
     assert_eq!(desk.pass(1), 1.0);
     assert_eq!(desk.windows(100, &[SLOW, (1, 0)]), 1.0);
-    // Even if rarely used.
+    // This holds even if that device is rarely used.
     for _ in 0..10 {
         assert_eq!(desk.windows(90, &[SLOW]), 1.0);
         assert_eq!(desk.windows(1, &[SLOW, (1, 0)]), 1.0);

@@ -92,7 +92,7 @@ struct Gate {
     over_ns: u64,
 }
 
-/// Without tenant.
+/// The volume has no tenant, so nothing is charged.
 const FREE: u8 = 1;
 const WAITS: u8 = 2;
 
@@ -287,7 +287,7 @@ impl Admission {
         true
     }
 
-    /// Including the one that begins now.
+    /// Commands that wait for a quantum, and the one that begins now.
     pub(crate) fn waits_for_processor(&self, lane: LaneIndex) -> u32 {
         let gate = &self.gates[lane.0 as usize % MAX_LANES];
         match gate.place {
@@ -460,12 +460,12 @@ impl Admission {
         }
     }
 
-    /// Without waits for turns.
+    /// Time that a lane has waited for its budget, but not for turns.
     pub(super) fn over_ns(&self, lane: LaneIndex, now_ns: u64) -> u64 {
         self.gates[lane.0 as usize % MAX_LANES].over_ns(now_ns)
     }
 
-    /// Also counts it for the tenant.
+    /// Time over budget while a command waited; also counts it for the tenant.
     pub(super) fn was_over_budget(&mut self, io: &Io, now_ns: u64) -> u64 {
         let gate = &self.gates[io.lane.0 as usize % MAX_LANES];
         let over_ns = gate.over_ns(now_ns);

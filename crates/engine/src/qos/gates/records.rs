@@ -7,10 +7,10 @@ use forebay_qos::scheduler::TenantStatistics;
 use forebay_xlate::boundary::region::{LaneRecord, ReactorRecord, Region};
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Each about every 10 ms.
+/// Tenant records per window, so that each is written about every 10 ms.
 const RECORDED_AT_ONCE: usize = 32;
 const LANES_AT_ONCE: usize = 8;
-/// To write all tenant records once.
+/// Windows in which all tenant records are written once.
 pub(super) const A_ROUND: u64 = 32;
 
 pub(super) fn grant(record: &LaneRecord, rate: Rate) {

@@ -93,7 +93,7 @@ impl Admission {
         if self.units[unit].lanes == 1 {
             self.scheduler.attach(unit, tenant as usize);
         }
-        // Now for this tenant's budget.
+        // Its waiting commands now wait for this tenant's budget.
         self.each_waiting(at, ios, Scheduler::wait);
     }
 

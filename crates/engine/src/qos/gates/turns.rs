@@ -20,7 +20,7 @@ const ALONE_QUANTUM_NS: i32 = 75_000;
 pub(crate) const TURN_NS: i32 = 12_000;
 /// Per turn, for lanes above their base; one over TCP is the last.
 const QUANTA: usize = 4;
-/// Without others' requests, until a lane is alone.
+/// Windows without others' requests after which a lane is alone.
 pub(crate) const ALONE_WINDOWS: u32 = 32;
 
 impl Admission {
@@ -85,7 +85,7 @@ impl Admission {
         self.scheduler.set_processors(processors);
     }
 
-    /// Its cost without a network.
+    /// Processor time of a remote operation: its cost without a network.
     pub(crate) fn errand_ns(&self, op: &Op) -> i32 {
         let operation = match op.kind() {
             OpKind::Read => Operation::Read,
@@ -115,7 +115,7 @@ impl Admission {
         if now_ns >= self.ends_ns {
             self.end_window(now_ns, record, region);
         }
-        // Only lanes above their base asked: idle.
+        // A turn in which only lanes above their base asked counts as idle.
         if !std::mem::take(&mut self.calm) {
             self.give_idle();
         }
@@ -150,7 +150,7 @@ impl Admission {
         self.give_idle();
     }
 
-    /// For refused lanes that lack only processor time.
+    /// Gives processor time to refused lanes that lack only that.
     fn give_idle(&mut self) {
         if !self.refused.is_empty() && self.scheduler.is_idle(TURN_NS) {
             self.ask_refused();

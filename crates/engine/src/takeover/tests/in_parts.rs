@@ -52,7 +52,7 @@ fn an_r2t_that_was_not_published_is_none() {
         };
         assert_eq!(c.commands[0].0.asked_at, at);
     }
-    // The first: all of it is asked for again.
+    // The first R2T: all data is requested again.
     asked_at(&dead, ANSWERED + 24, 1);
     let fenced = Devices::None;
     assert_eq!(next(&dead, end), Ok(Next::Begin { fenced }));

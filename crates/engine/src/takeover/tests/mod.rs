@@ -93,7 +93,7 @@ fn unread_bytes_are_kept_or_in_the_receive_buffer() {
     dead.bytes.insert(kept_at, bytes(CONNECTED - 10, 30));
     let c = dead.convert(4, CONNECTED + 20, ANSWERED).unwrap();
     assert_eq!(c.unread, bytes(CONNECTED, 20));
-    // Without a record of a later receive.
+    // A later receive would have its own record.
     assert!(dead.convert(4, CONNECTED + 50, ANSWERED).is_err());
     dead.receives(4, CONNECTED + 20);
     let received_at = crate::memory::receive_buffer_at(0).unwrap()
@@ -372,12 +372,12 @@ fn what_ends_leaves_its_writes_behind() {
         (left[0].command, left[0].devices),
         (None, Devices::One(DeviceIndex(3)))
     );
-    // The place is unknown: anywhere.
+    // The record is damaged: the write may be anywhere.
     command.check.store(5, Relaxed);
     let left = spans(&sockets);
     assert_eq!((left.len(), left[0].bytes.clone()), (1, 0..u64::MAX));
     assert_eq!((left[0].command, left[0].devices), (None, Devices::ALL));
-    // The volume is unknown: every volume.
+    // The volume is unknown, so every volume counts.
     dead.region.queues()[11].controller.store(77, Relaxed);
     assert_eq!(spans(&sockets).len(), 1);
 }

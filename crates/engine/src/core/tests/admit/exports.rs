@@ -34,7 +34,7 @@ fn exports_of_a_volume_have_its_budget_together() {
         }
         sum
     };
-    // What they had before the second one does not count.
+    // Use before the second export does not count.
     let _: usize = (0..8).map(|_| window(&mut rig, &[3, 5])).sum();
     let sum: usize = (0..50).map(|_| window(&mut rig, &[3, 5])).sum();
     assert!((190..=204).contains(&sum), "{sum}");

@@ -38,7 +38,6 @@ fn over_budget_many_lanes_leave_room_to_others() {
             }
         }
         assert!(noisy.len() > 2 * NOISY.len(), "{}", noisy.len());
-        // With one of each lane.
         let (count, bytes) = (
             rig.b.core.qos.throttled.count,
             rig.b.core.qos.throttled.bytes,
@@ -109,7 +108,7 @@ fn to_have_commands_begin_owing_again_and_again_is_no_way_around_a_budget() {
         rig.b.core.begin_owing(LaneIndex(3));
         begun += rig.ended_well().len();
     }
-    // A second's worth.
+    // The debt is limited to a second's worth.
     assert!((900..=1010).contains(&begun), "{begun}");
     // The rest waits as usual.
     assert_eq!(rig.throttled(3).1, 8);
@@ -140,7 +139,7 @@ fn a_stop_waits_for_no_tiny_budget() {
         }
         held
     };
-    // A second's worth, and one more.
+    // A second's worth, and one more command.
     assert_eq!(hold(&mut rig), 2);
     assert!(rig.ended().is_empty());
     rig.b.core.begin_owing(LaneIndex(3));

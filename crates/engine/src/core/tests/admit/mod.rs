@@ -232,7 +232,7 @@ fn within_its_base_a_lane_waits_for_no_neighbour() {
     let mut quiet = fixed(50);
     (quiet.base.bytes, quiet.burst.bytes) = (50_000 * 4096, 50_000 * 4096);
     let mut rig = rig(&Budget::unstated(), &quiet);
-    // So that it gets what others leave.
+    // Warm-up, so that the lane gets the resources that others leave.
     for _ in 0..20 {
         for _ in 0..20 {
             rig.read(3);
@@ -245,7 +245,7 @@ fn within_its_base_a_lane_waits_for_no_neighbour() {
     rig.pass(1000);
     let before = rig.throttled(3).0;
     let noisy: Vec<u16> = (0..24).map(|_| rig.read(3)).collect();
-    // One turn's part, within its base.
+    // Three reads are one turn's part, and within the base.
     let quiet: Vec<u16> = (0..3).map(|_| rig.read(4)).collect();
     let first = rig.ended_well();
     assert!(quiet.iter().all(|slot| first.contains(slot)), "{first:?}");

@@ -173,7 +173,7 @@ fn one_command_at_a_time_stays_at_home_and_many_are_shared() {
             t.b.turn();
         }
         t.nothing_is_left();
-        // Never without that setting.
+        // Without that setting, nothing is handed over.
         t.b.core.set_spread(Spread::OneToOne);
         let before = t.handed_over();
         (0..40).for_each(|at| _ = t.b.start(write(at, 1), Some(&[9; 4096])));
@@ -377,7 +377,7 @@ fn revokes_drain_when_what_is_away_is_back() {
             .slices
             .revoke(1, V, range, None, &mut t.b.core.upcalls);
         t.b.core.settle(5, DeviceIndex(0));
-        // It has nothing of that volume.
+        // The other reactor has no operation of that volume.
         t.other
             .slices
             .revoke(1, V, range, None, &mut t.other.upcalls);
