@@ -2,11 +2,11 @@
 //!
 //! **Design.** A helper thread opens each device, so that a hung one blocks nothing. It takes this
 //! generation's lock on the descriptor for I/O before the first request, then waits until all
-//! earlier generations' locks are released: the fence (`shared/design.md`). After a take-over,
-//! devices that the dead engine served are served before it ([`Control::serve_devices`]), and only
-//! recovered and overlapping commands wait. If the fence then fails, the device stays, since
-//! reactors use it; the daemon may retry. One device under two names is refused, as no lock would
-//! separate them. **Not here:** the locks (the device crate).
+//! earlier generations' locks are released: the fence (`shared/design.md`). A device is served
+//! after its fence. After a take-over, devices that the dead engine served are served before it
+//! ([`Control::serve_devices`]), and only recovered and overlapping commands wait. If the fence
+//! then fails, the device stays, since reactors use it; the daemon may retry. One device under two
+//! names is refused, as no lock would separate them. **Not here:** the locks (the device crate).
 
 use super::Control;
 use crate::bell::ring_bell;
@@ -22,7 +22,7 @@ use std::sync::atomic::Ordering::Release;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::Duration;
 
-/// The daemon reports the cause of the wait.
+/// After this wait the device counts as failed. The daemon reports the cause of the wait.
 const FENCE_LIMIT: Duration = Duration::from_secs(3600);
 
 enum News {
@@ -241,7 +241,7 @@ impl Control {
         }
     }
 
-    /// For a take-over after the fence: recovered commands still wait for these devices.
+    /// Serves no device before its fence, but recovered commands wait for the fences of these.
     pub(super) fn expect_devices(&mut self, served: &[u64]) {
         for index in self.devices.were_served(served) {
             self.devices.expected.insert(index);

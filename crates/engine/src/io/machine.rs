@@ -8,9 +8,10 @@
 //! counts Compare. Data to compare and Deallocate ranges are copied before the command begins, so
 //! that they cannot change.
 //!
-//! A lane never has more bouncing parts than it leaves to others. The processor's work per lane and
-//! turn is bounded ([`TURN_BYTES`]); the next turn continues. **Not here:** commands that end at
-//! once ([`crate::core::Core::at_once`]), and the frontend's search for pieces.
+//! A lane never has more bouncing parts than it leaves to others. The bytes that the processor
+//! moves per lane and turn (copies, holes, devices in memory) are bounded ([`TURN_BYTES`]). **Not
+//! here:** commands that end at once ([`crate::core::Core::at_once`]), and the frontend's search
+//! for pieces.
 
 #![allow(unsafe_code)]
 
@@ -26,7 +27,8 @@ use forebay_xlate::Word;
 use forebay_xlate::boundary::region::{MAX_LANES, bump};
 use forebay_xlate::drain::SliceSpan;
 
-/// Pieces, and one entry per cut: ends of extents (at least 64 KiB) and of bouncing parts.
+/// Entries of a list: its pieces, and one per cut, at ends of extents (at least 64 KiB) and of
+/// bouncing parts.
 const LIST: usize = 176;
 const _: () = assert!(LIST <= u8::MAX as usize);
 const _: () = assert!(MAX_PIECES + 3 * (MAX_TRANSFER_BYTES / BOUNCE_BYTES) as usize <= LIST);
@@ -72,7 +74,7 @@ impl VmCommands {
         }
     }
 
-    /// Call it before set-aside and new commands.
+    /// Begins a turn, before set-aside and new commands.
     #[inline]
     pub(crate) fn turn(&mut self) {
         self.turn += 1;
@@ -139,7 +141,7 @@ impl VmCommands {
         unsafe { lists.bufs(index, at, count) }
     }
 
-    /// `into`: a read, whose data goes into the VM's memory.
+    /// Ends a bounced slice. `into`: it was a read, whose data goes into the VM's memory.
     #[cold]
     pub(crate) fn bounce_ended(
         &mut self,
@@ -160,7 +162,7 @@ impl VmCommands {
         staging.give(buffer);
     }
 
-    /// False if it has no memory there.
+    /// Fills the next bytes of a command with zeros; false if it has no memory there.
     #[cold]
     pub(crate) fn zero(&mut self, index: usize, io: &mut Io, len_bytes: u32) -> bool {
         let Some(bufs) = self.next(index, io, len_bytes) else {

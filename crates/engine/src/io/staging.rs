@@ -183,7 +183,7 @@ impl Class {
         self.warm.len() + self.cold.len()
     }
 
-    /// Frees pages of free buffers beyond `keep`; true if more remain.
+    /// Returns pages of some free buffers beyond `keep` to the system; true if more remain.
     fn cool(&mut self, keep: usize) -> bool {
         let extra = self.warm.len().saturating_sub(keep);
         if extra == 0 {

@@ -80,7 +80,7 @@ impl Handshake {
         self.leaving
     }
 
-    /// Up to the end of the present PDU.
+    /// Number of bytes up to the end of the present PDU.
     pub(super) fn looked_at(&self) -> usize {
         self.passed + self.bytes.len()
     }
@@ -131,7 +131,7 @@ impl Handshake {
                         Err(refusal) => self.refuse(&sqe, &refusal, now_ns),
                     };
                 }
-                // A PDU that belongs to no command.
+                // H2CTermReq, or a PDU that belongs to no command.
                 Pdu::H2cTermReq(_) => return Step::Gone,
                 _ => return self.terminate(&PduError::SEQUENCE, now_ns),
             }
@@ -196,14 +196,15 @@ impl Handshake {
         rustix::net::send(&self.fd, bytes, flags).is_ok_and(|n| n == bytes.len())
     }
 
-    /// C2HTermReq (TCP 3.6.2.5); then waits for the host to close.
+    /// Sends a C2HTermReq (TCP 3.6.2.5), then waits a little for the host to close.
     fn terminate(&mut self, error: &PduError, now_ns: u64) -> Step {
         let mut out = [0; MAX_TERM_REQ_BYTES];
         let n = tcp::put_term_req(&mut out, Role::Controller, error, &self.bytes);
         self.leave(&out[..n], now_ns)
     }
 
-    /// Answers the Connect with an error (Base 2.0, 6.3); then waits for the host to close.
+    /// Answers the Connect with an error (Base 2.0, 6.3), then waits a little for the host to
+    /// close.
     fn refuse(&mut self, sqe: &Sqe, refusal: &Refusal, now_ns: u64) -> Step {
         let mut out = [0; MAX_HEADER_BYTES];
         let cqe = Cqe::new(refusal.result, 0, 0, sqe.cid(), refusal.status);

@@ -2,7 +2,7 @@
 //!
 //! **Design.** A pure function, so that each refusal can be tested without a socket. It assigns the
 //! unique controller id; the reactor makes the controller. **Not here:** checks that need the
-//! controller: enabled, free queue ids.
+//! controller (whether it is enabled, and which queue ids are free).
 
 use super::refused::RefusedHost;
 use super::{ListenerTarget, NewKind};
@@ -15,7 +15,7 @@ use forebay_nvme::tcp::{DataPlace, decode_sgl};
 use forebay_nvme::{Sqe, Status, opcode};
 use zerocopy::FromBytes;
 
-/// They have no lane that names a reactor.
+/// Discovery controllers have no lane that names a reactor.
 const DISCOVERY_REACTOR: usize = 0;
 /// Byte offset of QID (Base 2.0, figure 380).
 const OFFSET_QID: u16 = 42;
@@ -27,7 +27,7 @@ pub(super) struct Welcome {
     pub kind: NewKind,
 }
 
-/// `refused` gets names for the operator.
+/// Checks a connection's first command. `refused` gets the names that the operator should know.
 pub(super) fn judge(
     sqe: &Sqe,
     in_capsule: &[u8],

@@ -39,7 +39,7 @@ pub(crate) const WELCOME_LIMIT_NS: u64 = 10_000_000_000;
 pub(crate) const LEAVE_LIMIT_NS: u64 = 1_000_000_000;
 pub(crate) const MAX_HANDSHAKES: usize = 256;
 pub(crate) const KEY_BYTE: u64 = 0xD0;
-/// So that the control thread gets to its other work.
+/// Accepts per event, so that the control thread gets to its other work.
 const ACCEPT_BATCH: usize = 64;
 const LISTENER_BIT: u64 = 1 << 55;
 
@@ -61,7 +61,7 @@ pub(crate) enum ListenerTarget {
     Discovery(ExportTable),
 }
 
-/// None of its bytes is consumed yet.
+/// A socket for the reactor. None of its bytes is consumed yet.
 #[derive(Debug)]
 pub(crate) struct NewConnection {
     pub socket: u64,
@@ -80,10 +80,10 @@ pub(crate) struct NewConnection {
 }
 
 pub(crate) trait Outside {
-    /// Other holders must hold the socket from now on.
+    /// A connection was accepted; other holders must hold its socket from now on.
     fn accepted(&mut self, socket: u64, fd: &Arc<OwnedFd>);
     fn gone(&mut self, socket: u64);
-    /// The newest, and the number since the last call.
+    /// Hosts were refused: the newest, and the number since the last call.
     fn refused(&mut self, newest: RefusedHost, count: u32);
     fn route(&mut self, reactor: usize, connection: Box<NewConnection>);
 }
@@ -91,7 +91,7 @@ pub(crate) trait Outside {
 struct Bound {
     address: String,
     fd: OwnedFd,
-    /// Out of descriptors until the next tick.
+    /// Descriptors ran out: no accepts until the next tick.
     muted: bool,
 }
 
@@ -103,7 +103,7 @@ pub(crate) struct Listener {
     handshakes: Vec<Option<Box<Handshake>>>,
     refusals: Refusals,
     generation: u32,
-    /// The engine's generation above a counter.
+    /// Last socket number: the engine's generation above a counter.
     socket: u64,
     now_ns: u64,
 }
@@ -276,7 +276,7 @@ impl Listener {
                         epoll::modify(&self.epoll, &l.fd, listener_key(listener), none).is_ok();
                     return;
                 }
-                // Died before the accept, or a signal.
+                // The connection died before the accept, or a signal came.
                 Err(_) => {}
             }
         }

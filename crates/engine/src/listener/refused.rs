@@ -23,7 +23,7 @@ impl Refusals {
         self.count = self.count.saturating_add(1);
     }
 
-    /// If a report is due, with the number of refusals.
+    /// The newest unreported host and the number of refusals, if a report is due.
     pub(super) fn take(&mut self, now_ns: u64) -> Option<(RefusedHost, u32)> {
         let waited = self
             .told_ns

@@ -43,7 +43,7 @@ impl Outside for Daemon {
     fn gone(&mut self, socket: u64) {
         let fd = self.held.remove(&socket).unwrap();
         assert_eq!(Arc::strong_count(&fd), 1, "the listener has it no more");
-        // Yet the host must see the end.
+        // Another holder keeps the socket open, yet the host must see the end.
         std::mem::forget(fd);
     }
 

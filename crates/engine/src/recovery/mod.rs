@@ -2,10 +2,10 @@
 //! overlapping commands wait until these operations have ended.
 //!
 //! **Design.** One list of spans per volume, oldest first, without lock, since one reactor serves a
-//! volume. A recovered command ([`Carried::carry`]) begins when its devices' fences have passed and
-//! older overlapping commands have ended; it never times out. When a connection closes
-//! ([`Carried::orphan`]), its commands end at once, except that writes at a device become spans
-//! until they end there.
+//! volume. A recovered command ([`Carried::carry`]) begins when its devices' fences have passed,
+//! older overlapping commands have ended, and no overlapping span waits for a fence. It never times
+//! out. When a connection closes ([`Carried::orphan`]), its commands that are not at a device end
+//! at once. Its writes at a device become spans until they end there.
 //!
 //! A younger command waits for at most [`crate::io::clock::OWNER_WAIT_LIMIT_NS`], then ends with
 //! Command Interrupted, which the host may retry. Two reads never conflict. A flush never waits: it
@@ -304,7 +304,8 @@ impl Carried {
         if passed { Devices::None } else { devices }
     }
 
-    /// In this turn, and before the next command begins, the queue's commands end or become spans.
+    /// A queue's connection closed: its commands end or become spans in this turn, before the next
+    /// command begins.
     pub fn orphan(&mut self, queue: u32) {
         self.leave_spans();
         if let Some(closed) = self.closed.get_mut(queue as usize) {
@@ -314,7 +315,7 @@ impl Carried {
         }
     }
 
-    /// Does so for all commands of a lane whose VM detached or was reset.
+    /// Like [`Carried::orphan`], for all commands of a lane whose VM detached or was reset.
     pub fn orphan_machine(&mut self, lane: LaneIndex) {
         self.leave_spans();
         if let Some(left) = self.left.get_mut(lane.0 as usize) {

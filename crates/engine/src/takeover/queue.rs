@@ -149,7 +149,8 @@ impl Answers {
     }
 }
 
-/// A PDU's records are stored before the position that makes them valid, so at most one is ahead.
+/// The stream position and the number of commands. A PDU's records are stored before the position
+/// that makes them valid, so at most one is ahead.
 fn position(old: &OldQueue, commands: &[OldCommand], published: u64) -> Result<(u64, u64), Damage> {
     let (mut taken, mut number) = (old.taken, old.number);
     for pair in commands.windows(2) {
@@ -168,7 +169,7 @@ fn position(old: &OldQueue, commands: &[OldCommand], published: u64) -> Result<(
         }
     }
     let odd = old.odd;
-    // Otherwise it is taken and answered again.
+    // Its answer is published, so it is taken. Otherwise it is taken and answered again.
     if odd.taken > old.taken && odd.tx <= published {
         ahead += 1;
         taken = taken.max(odd.taken);
@@ -208,7 +209,8 @@ fn within(
         .up_to(data.offset_bytes, data.offset_bytes + len as u32)
         .ok_or(BEYOND)?;
     let end = data.begin + len;
-    // The data bypassed the receive buffer, which begins at its end.
+    // The data went straight into the command's buffer. Bytes received after it begin where it
+    // ends.
     if let Some(received) = old.received
         && received.at > *taken
         && received.at <= end
@@ -248,7 +250,7 @@ fn settle_asked(command: &mut OldCommand, published: u64) {
     }
 }
 
-/// False if more came than the R2Ts asked for.
+/// Whether data is still to come; false if more came than the R2Ts asked for.
 fn lacks_data(asked: Asked, r2ts: u8, room_bytes: u32) -> bool {
     if let Asked::Parts(dwords) = asked {
         let mut left = room_bytes;
