@@ -87,7 +87,8 @@ impl Association {
         let _ = self.with_queues(|queues, _| *queues = (*queues).max(io_queues));
     }
 
-    /// Also promises them; its host may never have asked.
+    /// Whether the controller can have these I/O queues; if so, promises them. Its host may never
+    /// have asked.
     pub(crate) fn has_room_for(&self, io_queues: u16) -> bool {
         let room = self.with_queues(|queues, left| {
             let fits = io_queues <= *queues || usize::from(io_queues) + 2 * KEPT_FOR <= left;

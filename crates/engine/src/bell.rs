@@ -27,7 +27,7 @@ impl Sleeper {
         self.0.store(false, SeqCst);
     }
 
-    /// Announces sleep; false if there is work, so that the thread must not sleep.
+    /// Whether it must be woken to see an entry just added.
     #[inline]
     pub(crate) fn must_be_woken(&self) -> bool {
         fence(SeqCst);

@@ -79,7 +79,7 @@ impl Engine {
         Self::start_with(config, None)
     }
 
-    /// Starts one with a channel to its daemon.
+    /// Starts an engine that has a channel to its daemon.
     ///
     /// # Errors
     /// See [`EngineError`].
@@ -216,9 +216,9 @@ impl NewReactor {
             }
             pinned.is_ok()
         });
-        // It belongs to the thread that uses it.
+        // The ring belongs to the thread that uses it.
         let options = RingOptions {
-            // More than one hung device can occupy.
+            // More workers than one hung device can occupy.
             iowq_bounded: 16,
             iowq_cpus: cpu.into_iter().collect(),
             ..RingOptions::default()

@@ -33,7 +33,7 @@ pub(crate) fn this_is_reactor(number: usize) {
     REACTOR.set(number as u64 + 1);
 }
 
-/// The region stays mapped from now on.
+/// Records this process's crashes in the region, which stays mapped from now on.
 ///
 /// # Errors
 /// Those of the system.

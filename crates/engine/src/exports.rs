@@ -25,7 +25,7 @@ impl Served {
     }
 }
 
-/// Of all subsystems; it may not be open yet.
+/// A port of all subsystems; it may not be open yet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Port {
     /// A wildcard is every address with this TCP port.

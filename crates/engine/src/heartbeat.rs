@@ -289,7 +289,7 @@ impl Beating {
         // An added device begins no period: others' first checks may be in progress.
         if now.saturating_sub(self.period_began_ns) >= PERIOD_NS {
             if !self.looking.is_empty() && self.period_began_ns > 0 {
-                // The rest hangs; the others were checked.
+                // The remaining devices hang; the others were checked.
                 self.looked();
             }
             self.period_began_ns = now;

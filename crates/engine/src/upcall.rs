@@ -8,7 +8,7 @@ use forebay_xlate::{ExtentRange, VolumeId};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// Completes the text "its machine was disconnected: ...".
+/// Why a client's socket is closed. Completes the text "its machine was disconnected: ...".
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Closing(pub &'static str);
 

@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 
 pub(super) const KEY_BYTE: u64 = 0xC3;
 
-/// So that the control thread gets to its other work.
+/// Accepts per event, so that the control thread gets to its other work.
 const ACCEPT_BATCH: usize = 4;
 
 /// Interval of reports of clients turned away.

@@ -279,7 +279,7 @@ impl Control {
         }
     }
 
-    /// Its earlier messages still count: one may be `Stop`.
+    /// Closes the daemon's channel. Its earlier messages still count: one may be `Stop`.
     fn lose_channel(&mut self) {
         if let Some(mut old) = self.link.end() {
             while let Ok(Some((message, descriptors))) = old.receive() {

@@ -41,7 +41,7 @@ impl Reserves {
         self.asked.remove(&volume);
     }
 
-    /// True if it must go to the daemon now.
+    /// Adds a request; true if it must go to the daemon now.
     fn ask(&mut self, ask: ReserveAsk) -> bool {
         let Some(asked) = self.asked.get_mut(&ask.volume) else {
             let first = ReserveQueue {
@@ -71,7 +71,7 @@ impl Reserves {
         asked.later.retain(|of_host| !of_host.is_empty());
     }
 
-    /// The next request, after the daemon's answer.
+    /// The daemon has answered; returns the next request.
     fn next(&mut self, volume: VolumeId, token: ReserveToken) -> Option<ReserveAsk> {
         let asked = self.asked.get_mut(&volume)?;
         if asked.now.token != token {

@@ -21,7 +21,7 @@ impl Core {
         if !served || !self.may_start(new.lane) {
             return self.start(new);
         }
-        // Its own scratch buffer must not refuse it.
+        // From here on it is not refused: its own scratch buffer would count against it.
         let scratch = match new.op {
             IoOp::Compare { len_bytes, .. } => (self.staging.take(len_bytes.min(PIECE_BYTES)))
                 .or_else(|| self.staging.take(len_bytes.min(SMALL_PIECE_BYTES))),
@@ -56,7 +56,7 @@ impl Core {
         Ok(())
     }
 
-    /// `None` if it must compare or write more.
+    /// Checks a command that would end; `None` if it must compare or write more.
     #[cold]
     pub(super) fn compared(&mut self, token: Token) -> Option<Token> {
         let i = token.index();

@@ -88,7 +88,7 @@ pub struct Core {
 }
 
 impl Core {
-    /// Call it on the thread that will use it.
+    /// A core without lanes or devices. Call it on the thread that will use it.
     pub fn new(reactor: usize, region: Arc<Region>, staging: Staging, ring: Ring) -> Self {
         let records = Records::new(&region, reactor);
         Self {

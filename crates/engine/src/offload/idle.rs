@@ -37,7 +37,7 @@ pub(super) struct Need {
 }
 
 impl Need {
-    /// Help is allowed until the need is known.
+    /// Allows help until the need is known.
     pub(super) fn new(now_ns: u64) -> Self {
         Self {
             help: true,

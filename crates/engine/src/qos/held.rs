@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// About two quanta; with more, buffers leave the processor's cache.
 const MAX_THROTTLED: u32 = 24;
-/// The first of each lane is always allowed.
+/// Throttled commands of all lanes; the first of each lane is always allowed.
 const MAX_ALL: usize = MAX_IOS / 8;
 const MAX_ALL_BYTES: usize = 16 << 20;
 

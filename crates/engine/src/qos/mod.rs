@@ -246,7 +246,7 @@ impl Qos {
         }
     }
 
-    /// 0 if its delay is not measured.
+    /// The start of an operation, or 0 if its delay is not measured.
     #[inline]
     pub(crate) fn slice_begins(&mut self, device: u8, op: &Op, away: bool) -> u64 {
         match &mut self.admission {

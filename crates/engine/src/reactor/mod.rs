@@ -38,7 +38,7 @@ const WAKE_KEY: u64 = u64::MAX;
 
 pub(crate) struct Reactor {
     pub core: Core,
-    /// In the order in which a turn polls them.
+    /// Protocols, in the order in which a turn polls them.
     pub frontends: Vec<Box<dyn Frontend>>,
     pub mailbox: ToControl,
     pub sockets: Sockets,

@@ -10,7 +10,7 @@ pub(crate) enum Closing {
     Unreadable,
     /// It had been refused.
     Leaving,
-    /// Used, but without record: it was about to be closed.
+    /// It was used but has no record, so it was about to be closed.
     Unrecorded,
     /// Its records contradict each other or the kernel.
     Damaged,

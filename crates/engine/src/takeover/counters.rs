@@ -13,9 +13,9 @@ use std::os::fd::{AsFd, AsRawFd};
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct SocketFacts {
-    /// Read by our side.
+    /// Bytes that our side has read.
     pub consumed: u64,
-    /// Written by our side; the peer gets all of them.
+    /// Bytes that our side has written; the peer gets all of them.
     pub accepted: u64,
 }
 

@@ -287,7 +287,7 @@ fn unsent_items(
     let mut header_at = 0;
     for (place, from) in (0u16..).zip(unsent) {
         let header = was.items.header(from);
-        // It was only held until the answer was sent.
+        // This buffer was only held until the answer was sent.
         let buffer = from.buffer.filter(|_| from.data_bytes > 0);
         let buffer = copy(old, buffer, new.memory)?;
         let item = Item {

@@ -115,7 +115,7 @@ pub(super) fn plan(
     plan
 }
 
-/// `None` if it belongs to no association.
+/// Converts a queue; `None` if it belongs to no association.
 fn look(
     region: &Region,
     memory: &(impl OldBytes + ?Sized),
@@ -259,7 +259,7 @@ fn association(
     }
 }
 
-/// As of the last answer that its host gets.
+/// Restores the controller as of the last answer that its host gets.
 fn restore(
     region: &Region,
     slot: u32,

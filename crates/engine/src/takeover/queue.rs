@@ -36,7 +36,7 @@ pub(super) struct Converted {
     pub commands: Vec<(OldCommand, Next)>,
 }
 
-/// `blamed`: the queue's command that killed the engine.
+/// Converts a queue. `blamed`: its command that killed the engine.
 ///
 /// # Errors
 /// The records contradict each other.

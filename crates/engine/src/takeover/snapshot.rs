@@ -120,7 +120,7 @@ pub(super) struct OldQueue {
     pub kept: Option<Stretch>,
     /// Bytes in the receive buffer, if the reactor received for this queue last.
     pub received: Option<Stretch>,
-    /// Valid while the position is within it.
+    /// The data of a PDU, valid while the position is within it.
     pub data: InData,
     pub odd: OldOdd,
     /// Transmit position when no item was published.

@@ -164,7 +164,7 @@ impl Spans {
                     self.everything(volume);
                     continue;
                 }
-                // It gets an error and touches nothing.
+                // An invalid command gets an error and touches nothing.
                 None => continue,
             };
             // A command without its data may never begin.

@@ -34,7 +34,7 @@ impl Core {
         self.admit_each_at(std::slice::from_ref(budget), costs);
     }
 
-    /// The last is for all remaining lanes.
+    /// The last budget is for all remaining lanes.
     fn admit_each_at(&mut self, budgets: &[Budget], costs: &forebay_qos::cost::CostTable) {
         let params = Params {
             window_ns: 1_000_000,

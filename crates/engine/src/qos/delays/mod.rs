@@ -32,7 +32,7 @@ pub(crate) struct Delays {
     in_use: Vec<u16>,
     some_at_once: bool,
     turn_ns: u64,
-    /// Of the last turn; `longest_ns` is a recent maximum.
+    /// Busy time of the last turn; `longest_ns` is a recent maximum.
     took_ns: u64,
     longest_ns: u64,
     was_idle: bool,
@@ -53,7 +53,7 @@ struct Timed {
     waited_ns: Option<u64>,
     /// Least delay in the last window that had one.
     known_ns: Option<u64>,
-    /// By size, ns; the maximum if none was seen.
+    /// Least time by size, ns; the maximum if none was seen.
     least_ns: [u32; SIZES],
 }
 

@@ -49,7 +49,7 @@ pub struct Admission {
     /// When the reactor last woke with no waiting command.
     pub(super) woke_ns: u64,
     turn: u32,
-    /// Left in this turn for lanes above their base.
+    /// Quanta left in this turn for lanes above their base.
     quanta: usize,
     /// A lane may have more for the next turn.
     pub(super) again: bool,
@@ -151,7 +151,7 @@ impl Gate {
         }
     }
 
-    /// It may still wait for a turn.
+    /// Ends a wait for budget; the lane may still wait for a turn.
     fn let_on(&mut self, now_ns: u64) {
         self.over_ns = self.over_ns(now_ns);
         self.refused_ns = 0;
@@ -173,7 +173,8 @@ enum Verdict {
 }
 
 impl Admission {
-    /// For a reactor with `per_second` of each resource. The first window ends with the first turn.
+    /// Admission for a reactor with `per_second` of each resource. Fails if a parameter is out of
+    /// range. The first window ends with the first turn.
     pub fn new(
         params: Params,
         per_second: &[f64; SHARED],
