@@ -114,7 +114,7 @@ fuzz_target!(|bytes: &[u8]| {
                 let (from, run) = sq.run();
                 assert!(from + run <= 7 && run < 7);
                 let count = run.min(cq.room());
-                sq.take(count);
+                sq.consume(count);
                 (0..count).for_each(|_| cq.reserve());
             }
             _ => {

@@ -43,7 +43,7 @@ fuzz_target!(|bytes: &[u8]| {
             session.stopped(index, 7);
         }
         let before = session.clone();
-        match session.take(&request) {
+        match session.handle(&request) {
             Ok(SessionEffect::SetMemory { count, .. }) => assert!(count <= MAX_TABLE_REGIONS),
             Ok(SessionEffect::RingFd { index, .. } | SessionEffect::Ring(index)) => assert!(index < 5),
             Ok(SessionEffect::Kick(index)) => {

@@ -7,7 +7,7 @@
 #![no_main]
 
 use forebay_virtio::blk::{self, Disk, Work};
-use forebay_virtio::model::{Driver, Layout, Machine};
+use forebay_virtio::model::{Driver, Layout, Vm};
 use forebay_virtio::queue::Queue;
 use forebay_virtio::ring::{Chain, RingFeatures};
 use libfuzzer_sys::fuzz_target;
@@ -23,14 +23,14 @@ const DISK: Disk = Disk {
 };
 
 thread_local! {
-    static MACHINE: Machine = Machine::new(BYTES as u64);
+    static VM: Vm = Vm::new(BYTES as u64);
 }
 
-fn look(machine: &Machine, chain: &Chain) {
+fn look(vm: &Vm, chain: &Chain) {
     for piece in chain.readable().iter().chain(chain.writable()) {
         assert!(piece.len > 0 && piece.address.checked_add(u64::from(piece.len)).is_some());
     }
-    let Ok(request) = blk::parse(chain, &machine.memory, &DISK) else {
+    let Ok(request) = blk::parse(chain, &vm.memory, &DISK) else {
         return;
     };
     let data: u64 = request.data(chain).map(|piece| u64::from(piece.len)).sum();
@@ -62,13 +62,13 @@ fuzz_target!(|bytes: &[u8]| {
         event_idx: head[0] & 2 != 0,
         indirect: head[0] & 4 != 0,
     };
-    MACHINE.with(|machine| {
+    VM.with(|vm| {
         let mut all = vec![0; BYTES];
         let n = memory.len().min(BYTES);
         all[..n].copy_from_slice(&memory[..n]);
-        assert!(machine.all.write(0, &all));
-        let driver = Driver::new(&machine.all, Layout::new(0, SIZE), SIZE, head[0] & 1 != 0, features);
-        let mut config = driver.config(&machine.memory);
+        assert!(vm.all.write(0, &all));
+        let driver = Driver::new(&vm.all, Layout::new(0, SIZE), SIZE, head[0] & 1 != 0, features);
+        let mut config = driver.config(&vm.memory);
         config.base = u32::from_le_bytes([head[1], head[2], head[3], head[4]]);
         let mut chain = Chain::default();
         for life in 0..2 {
@@ -76,17 +76,17 @@ fuzz_target!(|bytes: &[u8]| {
                 return;
             };
             let mut tags = Vec::new();
-            while let Ok(Some(tag)) = queue.next_left(&machine.memory, &mut chain) {
-                look(machine, &chain);
+            while let Ok(Some(tag)) = queue.next_left(&vm.memory, &mut chain) {
+                look(vm, &chain);
                 tags.push(tag);
             }
-            while let Ok(Some(tag)) = queue.take(&machine.memory, &mut chain) {
-                look(machine, &chain);
+            while let Ok(Some(tag)) = queue.pop(&vm.memory, &mut chain) {
+                look(vm, &chain);
                 tags.push(tag);
             }
             assert!(tags.len() <= usize::from(SIZE));
             for (i, tag) in tags.into_iter().enumerate() {
-                let _ = queue.again(tag, &machine.memory, &mut chain);
+                let _ = queue.again(tag, &vm.memory, &mut chain);
                 if i % 2 == life {
                     queue.put(tag, 1);
                 }

@@ -29,7 +29,7 @@ set -x
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Place {
     /// The storage node (`sh`).
-    Machine,
+    Vm,
     /// A Linux host that uses it, as root (`sh,guest`).
     Host,
     /// A node on which the package is installed (`sh,package`).
@@ -93,10 +93,8 @@ pub fn pages() -> Result<Vec<Page>> {
 
 /// The parts of a page's text.
 pub fn parts(text: &str) -> Result<Vec<Part>> {
-    const COMMENTS: [(&str, Place); 2] = [
-        ("<!-- sh: ", Place::Machine),
-        ("<!-- sh,guest: ", Place::Host),
-    ];
+    const COMMENTS: [(&str, Place); 2] =
+        [("<!-- sh: ", Place::Vm), ("<!-- sh,guest: ", Place::Host)];
     let mut parts = Vec::new();
     let mut lines = text.lines();
     while let Some(line) = lines.next() {
@@ -125,7 +123,7 @@ pub fn parts(text: &str) -> Result<Vec<Part>> {
             block.push(line.get(indent..).unwrap_or_default().to_owned());
         }
         let place = match kind {
-            "sh" => Place::Machine,
+            "sh" => Place::Vm,
             "sh,guest" => Place::Host,
             "sh,package" => Place::Package,
             "sh,source" => Place::Source,
@@ -143,7 +141,7 @@ pub fn parts(text: &str) -> Result<Vec<Part>> {
 }
 
 /// The storage node: a sandbox with the program where pages expect it.
-pub fn machine() -> Result<Sandbox> {
+pub fn vm() -> Result<Sandbox> {
     if let Some(missing) = Sandbox::unavailable() {
         bail!("the sandbox needs {missing}");
     }
@@ -157,7 +155,7 @@ pub fn machine() -> Result<Sandbox> {
     Ok(sandbox)
 }
 
-/// A script of these lines for [`machine`].
+/// A script of these lines for [`vm`].
 #[must_use]
 pub fn script(lines: &[String]) -> String {
     format!("{PRELUDE}{}\n", lines.join("\n"))
@@ -171,16 +169,16 @@ mod tests {
     fn a_page_is_taken_apart() {
         let page = "# A\n\n<!-- sh: one -->\n```sh\ntwo\n```\n\n1. x\n\n   ```sh,guest\n   three\n   ```\n```text\nfour\n```\n";
         let found = parts(page).unwrap();
-        let told: Vec<_> = found
+        let reported: Vec<_> = found
             .iter()
             .map(|part| (part.place, part.lines[0].as_str(), part.is_shown))
             .collect();
         let expected = [
-            (Place::Machine, "one", false),
-            (Place::Machine, "two", true),
+            (Place::Vm, "one", false),
+            (Place::Vm, "two", true),
             (Place::Host, "three", true),
         ];
-        assert_eq!(told, expected);
+        assert_eq!(reported, expected);
         assert!(parts("```\nforebay\n```\n").is_err());
         assert!(parts("```sh,gust\nforebay\n```\n").is_err());
         assert!(parts("```sh\nforebay\n").is_err());

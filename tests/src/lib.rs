@@ -1,7 +1,7 @@
 //! Tools of the whole-system tests in `tests/tests/`. Nothing is simulated.
 //!
 //! [`daemon`] runs `forebay`, [`lab`] with a pool and hosts. [`host`] loads a volume; [`shadow`]
-//! knows its content. [`guest`] boots Linux, [`machine`] drives VM disks, [`sandbox`] isolates a
+//! knows its content. [`guest`] boots Linux, [`vm`] drives VM disks, [`sandbox`] isolates a
 //! test, [`hold`] delays I/O.
 
 pub mod api;
@@ -13,8 +13,8 @@ pub mod guest;
 pub mod hold;
 pub mod host;
 pub mod lab;
-pub mod machine;
 pub mod sandbox;
 pub mod shadow;
 pub mod system;
+pub mod vm;
 pub mod wait;

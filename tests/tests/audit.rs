@@ -35,7 +35,7 @@ fn audit_survives_restart() -> Result<()> {
     let taken = daemon.folder().join("taken");
     std::fs::create_dir(&taken)?;
     let taken = taken.to_str().context("UTF-8")?;
-    let machine = [
+    let vm = [
         "export",
         "create",
         "t/v",
@@ -48,7 +48,7 @@ fn audit_survives_restart() -> Result<()> {
             .cli(&["volume", "create", "t/v", "--size", "16M"])
             .is_ok()
     );
-    ensure!(daemon.cli(&machine).is_err());
+    ensure!(daemon.cli(&vm).is_err());
     ensure!(daemon.cli(&["volume", "list"]).is_ok());
     let before = audits(&daemon)?;
     ensure!(before.len() == 12, "{before:#?}");

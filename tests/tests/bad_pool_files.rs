@@ -188,8 +188,8 @@ fn a_damaged_pool_file_is_repaired_or_named() -> Result<()> {
     }
     let log = lab.daemon.folder().join("var/state/log/forebay.log");
     let log = std::fs::read_to_string(log)?;
-    let told = log.lines().filter(|line| line.contains("repaired")).count();
-    ensure!(told >= 6, "repairs were told {told} times: {log}");
+    let reported = log.lines().filter(|line| line.contains("repaired")).count();
+    ensure!(reported >= 6, "repairs were told {reported} times: {log}");
     // One damaged block is never fatal, because the catalog has two copies.
     ensure!(there >= 18, "only {there} of 24 opened");
     let file = OpenOptions::new().write(true).open(&lab.path)?;

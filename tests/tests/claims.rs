@@ -20,13 +20,13 @@ use forebay_tests::host::Host;
 use forebay_tests::shadow::Promise;
 use forebay_tests::wait;
 
-const TOLD: &str = "FOREBAY_TEST_CLAIM";
+const REPORTED: &str = "FOREBAY_TEST_CLAIM";
 const PATHS: &str = "FOREBAY_TEST_CLAIM_PATHS";
 const HELD_AT: u64 = 1 << 20;
 const MIB: u64 = 1 << 20;
 const MINUTE: Duration = Duration::from_secs(60);
 
-fn another(told: &str, paths: &[&Path]) -> Result<Child> {
+fn another(reported: &str, paths: &[&Path]) -> Result<Child> {
     let mut command = Command::new(std::env::current_exe()?);
     command
         .args([
@@ -34,7 +34,7 @@ fn another(told: &str, paths: &[&Path]) -> Result<Child> {
             "a_killed_daemons_claim_is_no_living_ones",
             "--nocapture",
         ])
-        .env(TOLD, told)
+        .env(REPORTED, reported)
         .env(PATHS, std::env::join_paths(paths)?)
         .stdout(Stdio::piped());
     Ok(command.spawn()?)
@@ -50,21 +50,21 @@ fn asked(path: &Path) -> Result<String> {
 }
 
 /// The actions of such a process.
-fn act(told: &str) -> Result<()> {
+fn act(reported: &str) -> Result<()> {
     let paths = std::env::var_os(PATHS).context("no paths")?;
     let mut devices = Vec::new();
     for path in std::env::split_paths(&paths) {
         let spec: DeviceSpec = path.display().to_string().parse()?;
         devices.push(SyncDevice::open(&spec, &OpenOptions::default())?);
     }
-    if told == "claim all and read the first" {
+    if reported == "claim all and read the first" {
         for device in &devices {
             device.claim_for_daemon()?;
         }
         devices[0].read_at(HELD_AT, &mut [0; 4096])?;
         return Ok(());
     }
-    if told == "claim and stay" {
+    if reported == "claim and stay" {
         // A process that asks holds the claim for a moment.
         wait::until("the claim", MINUTE, || {
             Ok(devices[0].claim_for_daemon().ok())
@@ -83,8 +83,8 @@ fn act(told: &str) -> Result<()> {
 
 #[test]
 fn a_killed_daemons_claim_is_no_living_ones() -> Result<()> {
-    if let Ok(told) = std::env::var(TOLD) {
-        return act(&told);
+    if let Ok(reported) = std::env::var(REPORTED) {
+        return act(&reported);
     }
     let folder = tempfile::tempdir()?;
     let hold = Hold::new(folder.path(), 8 << 20)?;

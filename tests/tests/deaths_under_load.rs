@@ -137,7 +137,7 @@ struct Running<'a> {
 
 impl Running<'_> {
     fn write(&self, verifier: &mut Verifier) -> Result<WriteReport> {
-        Ok(verifier.write(WriteGoal::UntilTold, &mut |at| {
+        Ok(verifier.write(WriteGoal::UntilReported, &mut |at| {
             self.bytes.store(at.bytes, SeqCst);
             if self.over.load(SeqCst) {
                 ControlFlow::Break(())

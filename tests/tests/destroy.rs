@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use forebay_initiator::{IoOp, IoQueue, Options, Session};
 use forebay_tests::daemon::{Daemon, DaemonOptions};
-use forebay_tests::machine::{self, Frontend};
+use forebay_tests::vm::{self, Frontend};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const HOST: &str = "nqn.2026-01.test:host";
@@ -85,8 +85,8 @@ fn destroy_needs_the_name() -> Result<()> {
     drop((queue, session));
     daemon.cli(&["export", "delete", "t/v"])?;
 
-    let target = machine::export_as(&daemon, "t/v", Frontend::NvmePcie, &[])?;
-    let disk = machine::connect(&target, &Default::default())?;
+    let target = vm::export_as(&daemon, "t/v", Frontend::NvmePcie, &[])?;
+    let disk = vm::connect(&target, &Default::default())?;
     let says = &["virtual machine", "t/v"];
     refused(&daemon, &["export", "delete", "t/v"], says)?;
     let destroy = ["pool", "destroy", "fast", "--delete-volumes"];

@@ -401,23 +401,23 @@ fn a_failing_or_missing_device_takes_down_only_what_lives_on_it() -> Result<()> 
     partly_fails(&mut lab.there)?;
     let warnings = lab.daemon.status()?["warnings"].to_string();
     ensure!(warnings.contains("missing"), "{warnings}");
-    let told = |kind: &str, what: &str| -> Result<usize> {
+    let reported = |kind: &str, what: &str| -> Result<usize> {
         let events = forebay_tests::lab::events(&lab.daemon)?;
         let of_kind = events.get(kind).into_iter().flatten();
         let texts = of_kind.map(|event| event["message"].to_string());
         let texts = texts.filter(|text| text.contains(&name) && text.contains(what));
         Ok(texts.count())
     };
-    ensure!(told("device_failed", "is missing")? == 1);
-    let returned = told("device_returned", "is online")?;
+    ensure!(reported("device_failed", "is missing")? == 1);
+    let returned = reported("device_returned", "is online")?;
 
     std::fs::rename(&away, &device)?;
     lab.daemon.cli(&["pool", "open"])?;
     wait::until("the device is back", MINUTE, || {
         Ok((state(&lab.daemon, 2)? == "online").then_some(()))
     })?;
-    ensure!(told("device_failed", "is missing")? == 1);
-    ensure!(told("device_returned", "is online")? == returned + 1);
+    ensure!(reported("device_failed", "is missing")? == 1);
+    ensure!(reported("device_returned", "is online")? == returned + 1);
     lab.there.verify(Promise::Acknowledged)?;
     lab.others_go_on().context("when it is back")?;
     lab.daemon.pool_check()?;

@@ -43,7 +43,7 @@ fn run_page(page: &Page) -> Result<()> {
     let mut lines = Vec::new();
     for part in &page.parts {
         match part.place {
-            Place::Machine => lines.extend_from_slice(&part.lines),
+            Place::Vm => lines.extend_from_slice(&part.lines),
             Place::Host | Place::Package | Place::Source => {}
         }
     }
@@ -54,7 +54,7 @@ fn run_page(page: &Page) -> Result<()> {
 }
 
 fn run(lines: &[String]) -> Result<()> {
-    let said = book::machine()?.run(&book::script(lines), LIMIT);
+    let said = book::vm()?.run(&book::script(lines), LIMIT);
     said.map(drop)
 }
 

@@ -5,11 +5,11 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use forebay_initiator::machine::{self as driver, DiskStatus, Doorbells, Op};
+use forebay_initiator::vm::{self as driver, DiskStatus, Doorbells, Op};
 use forebay_initiator::{IoOp, IoQueue, Options, Session, Wait};
 use forebay_tests::daemon::{Daemon, DaemonOptions};
-use forebay_tests::machine::{self, Frontend};
 use forebay_tests::system::{cpu_time, resident_bytes};
+use forebay_tests::vm::{self, Frontend};
 use forebay_tests::wait;
 
 const HOST: &str = "nqn.2026-01.test:host";
@@ -48,29 +48,29 @@ fn idle_engine_sleeps() -> Result<()> {
         }
         hosts.push((session, queues));
     }
-    let mut machines = Vec::new();
+    let mut vms = Vec::new();
     for (name, frontend, doorbells) in [
         ("shadow", Frontend::NvmePcie, Doorbells::Shadow),
         ("trapped", Frontend::NvmePcie, Doorbells::Trapped),
         ("virtio", Frontend::VhostUser, Doorbells::Shadow),
     ] {
-        let target = machine::export(&daemon, name, "1G", frontend)?;
+        let target = vm::export(&daemon, name, "1G", frontend)?;
         let options = driver::Options {
             doorbells,
             depth: 4,
             queues: 2,
             ..driver::Options::default()
         };
-        let mut disk = machine::connect(&target, &options)?;
+        let mut disk = vm::connect(&target, &options)?;
         let mut queues = disk.take_queues();
         for queue in &mut queues {
             let op = Op::Write {
                 offset_bytes: 0,
                 bytes: 4096,
             };
-            machine::execute(&mut **queue, op)?;
+            vm::execute(&mut **queue, op)?;
         }
-        machines.push((disk, queues));
+        vms.push((disk, queues));
     }
     let engine = daemon.processes()?.engine;
     // First, staging buffers are freed and background commits end.
@@ -87,9 +87,9 @@ fn idle_engine_sleeps() -> Result<()> {
     .with_context(|| seen.clone())?;
     println!("idle: {seen}");
     // It wakes up for each VM.
-    for (disk, mut queues) in machines {
+    for (disk, mut queues) in vms {
         for queue in &mut queues {
-            machine::execute(&mut **queue, Op::Flush)?;
+            vm::execute(&mut **queue, Op::Flush)?;
         }
         drop(queues);
         disk.close()?;
@@ -126,7 +126,7 @@ fn flood(queue: &mut IoQueue) -> Result<()> {
 /// reactor would use a whole processor.
 #[test]
 fn an_engine_whose_hosts_are_over_budget_sleeps() -> Result<()> {
-    let mut daemon = machine::serve(
+    let mut daemon = vm::serve(
         &DaemonOptions {
             config: "[engine]\nreactors = 1\n".into(),
             ..DaemonOptions::default()
@@ -145,23 +145,23 @@ fn an_engine_whose_hosts_are_over_budget_sleeps() -> Result<()> {
     let nqn = "nqn.2026-01.io.forebay:test:t.tcp";
     let mut session = Session::connect(address, nqn, HOST, &options)?;
     let mut hosts = [session.open_queue(1)?, session.open_queue(1)?];
-    let mut machines = Vec::new();
+    let mut vms = Vec::new();
     for (name, frontend, doorbells) in [
         ("shadow", Frontend::NvmePcie, Doorbells::Shadow),
         ("trapped", Frontend::NvmePcie, Doorbells::Trapped),
         ("virtio", Frontend::VhostUser, Doorbells::Shadow),
     ] {
-        let target = machine::export(&daemon, name, "64M", frontend)?;
+        let target = vm::export(&daemon, name, "64M", frontend)?;
         let options = driver::Options {
             doorbells,
             depth: DEPTH,
             ..driver::Options::default()
         };
-        let mut disk = machine::connect(&target, &options)?;
+        let mut disk = vm::connect(&target, &options)?;
         let queue = disk.take_queues().remove(0);
-        machines.push((disk, queue));
+        vms.push((disk, queue));
     }
-    for (_, queue) in &mut machines {
+    for (_, queue) in &mut vms {
         for slot in 0..DEPTH {
             let (offset_bytes, bytes) = (u64::from(slot) * 4096, 4096);
             let op = match slot % 2 {
@@ -223,7 +223,7 @@ fn an_engine_whose_hosts_are_over_budget_sleeps() -> Result<()> {
         answered.iter().all(|done| done.status.is_success()),
         "failed"
     );
-    for (disk, mut queue) in machines {
+    for (disk, mut queue) in vms {
         let mut done = Vec::new();
         wait::until("a machine's commands end", MINUTE, || {
             queue.poll(&mut done)?;

@@ -142,9 +142,9 @@ fn refused_with_a_reason() -> Result<()> {
             .args(["serve", "--config"])
             .arg(&config)
             .output()?;
-        let told = String::from_utf8_lossy(&said.stderr);
+        let reported = String::from_utf8_lossy(&said.stderr);
         ensure!(
-            !said.status.success() && told.contains(names),
+            !said.status.success() && reported.contains(names),
             "{starter}: {said:?}"
         );
     }

@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use forebay_initiator::machine::{Op, Options};
+use forebay_initiator::vm::{Op, Options};
 use forebay_tests::daemon::DaemonOptions;
 use forebay_tests::guest::tools::Tools;
-use forebay_tests::machine::{self, Frontend};
+use forebay_tests::vm::{self, Frontend};
 use xtask::process;
 
 const LIMIT: Duration = Duration::from_secs(120);
@@ -16,11 +16,11 @@ const LIMIT: Duration = Duration::from_secs(120);
 #[ignore = "needs QEMU's tools: cargo xtask test guest"]
 fn libblkio_vhost_user() -> Result<()> {
     let tools = Tools::prepare()?;
-    let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
-    let target = machine::export(&daemon, "disk", "64M", Frontend::VhostUser)?;
+    let mut daemon = vm::serve(&DaemonOptions::default(), "1G")?;
+    let target = vm::export(&daemon, "disk", "64M", Frontend::VhostUser)?;
     let disk = format!(
         "driver=virtio-blk-vhost-user,path={},cache.direct=on",
-        machine::socket(&target).display()
+        vm::socket(&target).display()
     );
     let io = |commands: &[&str]| {
         let mut command = tools.command("qemu-io");
@@ -48,11 +48,11 @@ fn libblkio_vhost_user() -> Result<()> {
     bench.args(["-n", "-t", "none", "--image-opts", &disk]);
     process::text(&mut bench, LIMIT).map_err(|error| daemon.with_logs(error))?;
 
-    let mut ours = machine::connect(&target, &Options::default())?;
+    let mut ours = vm::connect(&target, &Options::default())?;
     let mut queues = ours.take_queues();
     for (offset_bytes, byte) in [(1 << 20, 0x5a), (2 << 20, 0), (4 << 20, 0x5a), (6 << 20, 0)] {
         let bytes = 4096;
-        machine::execute(
+        vm::execute(
             &mut *queues[0],
             Op::Read {
                 offset_bytes,
@@ -64,7 +64,7 @@ fn libblkio_vhost_user() -> Result<()> {
         ensure!(seen == [byte; 4096], "at {offset_bytes}: {:x}", seen[0]);
     }
     queues[0].put(0, &[0xa5; 4096]);
-    machine::execute(
+    vm::execute(
         &mut *queues[0],
         Op::Write {
             offset_bytes: 0,

@@ -45,7 +45,7 @@ fn run(page: &Page) -> Result<usize> {
     let mut turns = Vec::new();
     for part in &page.parts {
         match part.place {
-            Place::Machine => lines.extend_from_slice(&part.lines),
+            Place::Vm => lines.extend_from_slice(&part.lines),
             Place::Host => {
                 lines.push(format!("host {}", turns.len()));
                 turns.push(&part.lines);
@@ -58,7 +58,7 @@ fn run(page: &Page) -> Result<usize> {
     let end = vec!["umount /mnt; nvme disconnect-all".to_owned()];
     lines.push(format!("host {}", turns.len()));
     turns.push(&end);
-    let sandbox = book::machine()?;
+    let sandbox = book::vm()?;
     let home = sandbox.home();
     let mut page = sandbox.start(&book::script(&lines))?;
     let mut guest = None;

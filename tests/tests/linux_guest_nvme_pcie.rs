@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use forebay_tests::daemon::{Daemon, DaemonOptions};
-use forebay_tests::guest::{Guest, GuestOptions, Job, MachineDisk};
+use forebay_tests::guest::{Guest, GuestOptions, Job, VmDisk};
 use forebay_tests::lab;
-use forebay_tests::machine::{self, Frontend};
+use forebay_tests::vm::{self, Frontend};
 use forebay_tests::wait;
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -16,9 +16,9 @@ const MINUTE: Duration = Duration::from_secs(60);
 const OTHER_BYTES: u64 = 4 << 20;
 
 fn boot() -> Result<(Daemon, Guest, String)> {
-    let daemon = machine::serve(&DaemonOptions::default(), "2G")?;
-    let target = machine::export(&daemon, "disk", "256M", Frontend::NvmePcie)?;
-    let disk = MachineDisk::VfioUser(machine::socket(&target).clone());
+    let daemon = vm::serve(&DaemonOptions::default(), "2G")?;
+    let target = vm::export(&daemon, "disk", "256M", Frontend::NvmePcie)?;
+    let disk = VmDisk::VfioUser(vm::socket(&target).clone());
     let options = GuestOptions {
         disks: vec![disk],
         ..GuestOptions::default()
@@ -126,8 +126,8 @@ fn reset_under_load(daemon: &Daemon, guest: &Guest) -> Result<()> {
 /// Deletes the export under load, and plugs a new one in, with its data. Another VM's disk is
 /// unaffected.
 fn hot_unplug(daemon: &Daemon, guest: &Guest) -> Result<()> {
-    let other = machine::export(daemon, "other", "64M", Frontend::NvmePcie)?;
-    machine::fill(&other, OTHER_BYTES, 7)?;
+    let other = vm::export(daemon, "other", "64M", Frontend::NvmePcie)?;
+    vm::fill(&other, OTHER_BYTES, 7)?;
     let content = |disk: &str| {
         let sum = format!("head -c 32M {disk} | md5sum");
         guest.check(&sum, 2 * MINUTE)
@@ -138,7 +138,7 @@ fn hot_unplug(daemon: &Daemon, guest: &Guest) -> Result<()> {
     let load = beyond_content(daemon, guest, &disk)?;
     daemon.cli(&["export", "delete", "t/disk", "--disconnect-hosts"])?;
     gone(guest, load).map_err(|error| daemon.with_logs(error))?;
-    machine::look(&other, OTHER_BYTES, 7)?;
+    vm::poll(&other, OTHER_BYTES, 7)?;
     // A controller without namespace and peer is left.
     let remove = "echo 1 > /sys/class/nvme/nvme0/device/remove && ! ls /dev/nvme0";
     guest.check(remove, 2 * MINUTE)?;
@@ -146,12 +146,12 @@ fn hot_unplug(daemon: &Daemon, guest: &Guest) -> Result<()> {
     daemon.cli(&["export", "create", "t/disk", "--nvme-pcie"])?;
     let export = daemon.cli(&["export", "show", "t/disk"])?;
     let socket = export["socket"].as_str().context("no socket")?;
-    guest.plug(1, &MachineDisk::VfioUser(socket.into()))?;
+    guest.plug(1, &VmDisk::VfioUser(socket.into()))?;
     let disk = guest.wait_disk().map_err(|error| daemon.with_logs(error))?;
     ensure!(content(&disk)? == before, "another content");
     let load = beyond_content(daemon, guest, &disk)?;
     finish(guest, load)?;
-    machine::look(&other, OTHER_BYTES, 7)?;
+    vm::poll(&other, OTHER_BYTES, 7)?;
     let hung = "dmesg | grep -c 'blocked for more than' | grep -qx 0";
     guest.check(hung, MINUTE)?;
     Ok(())
@@ -216,8 +216,8 @@ fn on_disk(disk: &str) -> String {
 
 /// Plugs in a disk with mapped doorbells, and kills the engine.
 fn mapped_doorbells(daemon: &mut Daemon, guest: &Guest) -> Result<()> {
-    let target = machine::export(daemon, "mapped", "64M", Frontend::MappedPcie)?;
-    guest.plug(1, &MachineDisk::VfioUser(machine::socket(&target).clone()))?;
+    let target = vm::export(daemon, "mapped", "64M", Frontend::MappedPcie)?;
+    guest.plug(1, &VmDisk::VfioUser(vm::socket(&target).clone()))?;
     let disk = "/dev/nvme1n1";
     let find =
         format!("for try in $(seq 300); do [ -b {disk} ] && exit 0; sleep 0.1; done; exit 1");
@@ -248,7 +248,7 @@ fn qemu_dies(daemon: &Daemon, guest: Guest, disk: &str) -> Result<Guest> {
     // As `kill -9`.
     drop((load, guest));
     let options = GuestOptions {
-        given: machine::printed_arguments(daemon, "t/disk")?,
+        given: vm::printed_arguments(daemon, "t/disk")?,
         ..GuestOptions::default()
     };
     let (guest, disk) = boot_with(daemon, &options)?;

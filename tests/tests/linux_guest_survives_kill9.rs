@@ -8,7 +8,7 @@ use forebay_tests::daemon::DaemonOptions;
 use forebay_tests::guest::{self, Guest, GuestOptions};
 use forebay_tests::host::Dice;
 use forebay_tests::lab;
-use forebay_tests::machine;
+use forebay_tests::vm;
 use forebay_tests::wait;
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -31,7 +31,7 @@ fn linux_guest_survives_kill9() -> Result<()> {
         "while [ ! -e /tmp/stop ]; do {fio} || exit 1; done"
     ))?;
     let writes = || -> Result<u64> {
-        let lane = machine::lane(&daemon)?;
+        let lane = vm::lane(&daemon)?;
         lane["write"]["ops"].as_u64().context("no writes counted")
     };
     let more_writes = |what: &str| -> Result<()> {

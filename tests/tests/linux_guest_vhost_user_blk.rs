@@ -5,12 +5,12 @@ use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use forebay_initiator::machine::Target;
+use forebay_initiator::vm::Target;
 use forebay_tests::daemon::{Daemon, DaemonOptions};
 use forebay_tests::guest::uml::Uml;
-use forebay_tests::guest::{Guest, GuestOptions, MachineDisk};
+use forebay_tests::guest::{Guest, GuestOptions, VmDisk};
 use forebay_tests::lab;
-use forebay_tests::machine::{self, Frontend};
+use forebay_tests::vm::{self, Frontend};
 use forebay_tests::wait;
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -24,13 +24,13 @@ const GROWN_BYTES: u64 = 384 << 20;
 const SPARE_MIB: u32 = 128;
 
 fn set_up() -> Result<(Daemon, Target)> {
-    let daemon = machine::serve(&DaemonOptions::default(), "2G")?;
-    let target = machine::export(&daemon, "disk", "256M", Frontend::VhostUser)?;
+    let daemon = vm::serve(&DaemonOptions::default(), "2G")?;
+    let target = vm::export(&daemon, "disk", "256M", Frontend::VhostUser)?;
     Ok((daemon, target))
 }
 
 fn writes(daemon: &Daemon) -> Result<u64> {
-    let lane = machine::lane(daemon)?;
+    let lane = vm::lane(daemon)?;
     lane["write"]["ops"].as_u64().context("no writes counted")
 }
 
@@ -54,7 +54,7 @@ fn more_writes_of(daemon: &Daemon, uml: &mut Uml) -> Result<()> {
 #[ignore = "boots Linux guests: cargo xtask test guest"]
 fn linux_guest_vhost_user_blk() -> Result<()> {
     let (mut daemon, target) = set_up()?;
-    in_user_mode_linux(&mut daemon, machine::socket(&target))?;
+    in_user_mode_linux(&mut daemon, vm::socket(&target))?;
     daemon.pool_check()?;
     daemon.stop()?;
 
@@ -105,7 +105,7 @@ fn in_user_mode_linux(daemon: &mut Daemon, socket: &Path) -> Result<()> {
 fn in_qemu(daemon: &mut Daemon) -> Result<()> {
     // As an operator would start it.
     let guest = boot(&GuestOptions {
-        given: machine::printed_arguments(daemon, "t/disk")?,
+        given: vm::printed_arguments(daemon, "t/disk")?,
         plugs_memory: true,
         ..GuestOptions::default()
     })?;
@@ -188,9 +188,9 @@ fn boot(options: &GuestOptions) -> Result<Guest> {
 #[ignore = "boots Linux guests: cargo xtask test guest"]
 fn client_kill_and_restart_guests() -> Result<()> {
     let (mut daemon, target) = set_up()?;
-    let socket = machine::socket(&target);
+    let socket = vm::socket(&target);
     let work = "while true; do dd if=/dev/urandom of=/mnt/file bs=64k count=64 oflag=direct; done";
-    let look = "e2fsck -fy /dev/vda; [ $? -le 1 ] && mount -t ext4 /dev/vda /mnt && { [ ! -e /mnt/file ] || cat /mnt/file >/dev/null; }";
+    let poll = "e2fsck -fy /dev/vda; [ $? -le 1 ] && mount -t ext4 /dev/vda /mnt && { [ ! -e /mnt/file ] || cat /mnt/file >/dev/null; }";
 
     let uml = Uml::start(
         socket,
@@ -200,20 +200,20 @@ fn client_kill_and_restart_guests() -> Result<()> {
     let output = output.map_err(|error| daemon.with_logs(error))?;
     ensure!(output.code == 0, "{}", output.text);
     for kill in 0..lab::count_from("FOREBAY_CLIENT_KILLS", 3) {
-        let mut uml = Uml::start(socket, &format!("{look} && {work}"))?;
+        let mut uml = Uml::start(socket, &format!("{poll} && {work}"))?;
         let worked = more_writes_of(&daemon, &mut uml);
         worked.with_context(|| format!("User Mode Linux after kill {kill}: {}", uml.said()))?;
     }
     let guest = boot(&GuestOptions {
-        disks: vec![MachineDisk::VhostUser(socket.into())],
+        disks: vec![VmDisk::VhostUser(socket.into())],
         ..GuestOptions::default()
     })?;
-    guest.check(look, 5 * MINUTE)?;
+    guest.check(poll, 5 * MINUTE)?;
     let load = guest.spawn(work)?;
     more_writes(&daemon, || Ok(load.has_ended().then(String::new)))?;
     // As `kill -9`.
     drop((load, guest));
-    let uml = Uml::start(socket, look)?;
+    let uml = Uml::start(socket, poll)?;
     let output = uml.wait(5 * MINUTE);
     let output = output.map_err(|error| daemon.with_logs(error))?;
     ensure!(output.code == 0, "{}", output.text);

@@ -1,4 +1,4 @@
-//! User-space drivers (`forebay bench machine`) are killed while they write. Their export is usable
+//! User-space drivers (`forebay bench vm`) are killed while they write. Their export is usable
 //! again at once, no late write lands, and other data survives.
 
 use std::path::PathBuf;
@@ -6,10 +6,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use forebay_initiator::machine::Target;
+use forebay_initiator::vm::Target;
 use forebay_tests::daemon::{Daemon, DaemonOptions, program};
 use forebay_tests::lab;
-use forebay_tests::machine::{self, Frontend};
+use forebay_tests::vm::{self, Frontend};
 use forebay_tests::wait;
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -24,9 +24,9 @@ fn client_kill_and_restart() -> Result<()> {
         Frontend::NvmePcie,
         Frontend::MappedPcie,
     ] {
-        let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
-        let target = machine::export(&daemon, "v", "64M", frontend)?;
-        machine::fill(&target, KEPT_BYTES, 7)?;
+        let mut daemon = vm::serve(&DaemonOptions::default(), "1G")?;
+        let target = vm::export(&daemon, "v", "64M", frontend)?;
+        vm::fill(&target, KEPT_BYTES, 7)?;
         for kill in 0..kills {
             let mut driver = Driver::start(&target, frontend)?;
             let before = writes(&daemon)?;
@@ -37,7 +37,7 @@ fn client_kill_and_restart() -> Result<()> {
                 Ok((writes(&daemon)? > before).then_some(()))
             })?;
             drop(driver);
-            machine::look(&target, KEPT_BYTES, 7)
+            vm::poll(&target, KEPT_BYTES, 7)
                 .with_context(|| format!("{frontend:?} after kill {kill}"))?;
         }
         daemon.pool_check()?;
@@ -48,7 +48,7 @@ fn client_kill_and_restart() -> Result<()> {
 }
 
 fn writes(daemon: &Daemon) -> Result<u64> {
-    let lane = machine::lane(daemon)?;
+    let lane = vm::lane(daemon)?;
     lane["write"]["ops"].as_u64().context("no writes counted")
 }
 

@@ -9,21 +9,21 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use forebay_initiator::machine::verify::MachineVerify;
-use forebay_initiator::machine::{self as driver, Doorbells, Op, Options, Ring, Target};
+use forebay_initiator::vm::verify::VmVerify;
+use forebay_initiator::vm::{self as driver, Doorbells, Op, Options, Ring, Target};
 use forebay_tests::daemon::{Daemon, DaemonOptions};
 use forebay_tests::host::Dice;
 use forebay_tests::lab;
-use forebay_tests::machine::{self, Frontend, Work};
 use forebay_tests::system::hold_by_pid;
+use forebay_tests::vm::{self, Frontend, Work};
 use forebay_tests::wait;
 use forebay_xlate::kill::POINTS;
 
 const MINUTE: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
 
-fn served() -> Result<(Daemon, Vec<MachineVerify>)> {
-    let daemon = machine::serve(&DaemonOptions::default(), "2G")?;
+fn served() -> Result<(Daemon, Vec<VmVerify>)> {
+    let daemon = vm::serve(&DaemonOptions::default(), "2G")?;
     let kinds = [
         ("p", Frontend::NvmePcie, Doorbells::Shadow, Ring::Split),
         ("m", Frontend::MappedPcie, Doorbells::Mapped, Ring::Split),
@@ -31,7 +31,7 @@ fn served() -> Result<(Daemon, Vec<MachineVerify>)> {
     ];
     let mut specs = Vec::new();
     for (name, frontend, doorbells, ring) in kinds {
-        let target = machine::export(&daemon, name, "64M", frontend)?;
+        let target = vm::export(&daemon, name, "64M", frontend)?;
         let options = Options {
             doorbells,
             ring,
@@ -39,10 +39,10 @@ fn served() -> Result<(Daemon, Vec<MachineVerify>)> {
             depth: 8,
             ..Options::default()
         };
-        specs.push(MachineVerify {
+        specs.push(VmVerify {
             flush_every_writes: 100,
             span_bytes: Some(8 * MIB),
-            ..MachineVerify::new(target, options)
+            ..VmVerify::new(target, options)
         });
     }
     Ok((daemon, specs))
@@ -65,13 +65,13 @@ fn visit(target: &Target, byte: u8) -> Result<bool> {
         offset_bytes,
         bytes,
     };
-    machine::execute(&mut *queues[0], write)?;
+    vm::execute(&mut *queues[0], write)?;
     queues[0].put(0, &[0; 4096]);
     let read = Op::Read {
         offset_bytes,
         bytes,
     };
-    machine::execute(&mut *queues[0], read)?;
+    vm::execute(&mut *queues[0], read)?;
     let mut found = [0; 4096];
     queues[0].get(0, &mut found);
     ensure!(found == [byte; 4096], "the visitor's own write");
@@ -89,12 +89,12 @@ fn chain_of_deaths(chain: &[(&str, u64)]) -> Result<()> {
         .collect();
     let (mut daemon, specs) = served()?;
     let visited = [
-        machine::export(&daemon, "a", "16M", Frontend::NvmePcie)?,
-        machine::export(&daemon, "b", "16M", Frontend::VhostUser)?,
+        vm::export(&daemon, "a", "16M", Frontend::NvmePcie)?,
+        vm::export(&daemon, "b", "16M", Frontend::VhostUser)?,
     ];
     let over = AtomicBool::new(false);
     let visits = AtomicU64::new(0);
-    machine::during_loads(&mut daemon, specs, |daemon, work| {
+    vm::during_loads(&mut daemon, specs, |daemon, work| {
         work.more("the first writes")?;
         // A second daemon's engines have the kill points, so that all disks connect first.
         daemon.kill_daemon()?;
@@ -196,7 +196,7 @@ fn engines_and_daemons_die_in_turns() -> Result<()> {
         daemon.wait_engine_after(dead.generation, MINUTE)?;
         work.more(what)
     };
-    machine::during_loads(&mut daemon, specs, |daemon, work| {
+    vm::during_loads(&mut daemon, specs, |daemon, work| {
         work.more("the first writes")?;
         for round in 0..3 {
             engine_dies(daemon, work, "writes after an engine's death")?;
@@ -245,13 +245,13 @@ fn engines_and_daemons_die_in_turns() -> Result<()> {
 #[test]
 fn both_die_and_machines_connect_again() -> Result<()> {
     const BYTES: u64 = 4 * MIB;
-    let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
+    let mut daemon = vm::serve(&DaemonOptions::default(), "1G")?;
     let mut disks = Vec::new();
     for (name, frontend) in [("p", Frontend::NvmePcie), ("v", Frontend::VhostUser)] {
-        let target = machine::export(&daemon, name, "64M", frontend)?;
-        machine::fill(&target, BYTES, 3)?;
+        let target = vm::export(&daemon, name, "64M", frontend)?;
+        vm::fill(&target, BYTES, 3)?;
         let options = Options::default();
-        let disk = machine::connect(&target, &options)?;
+        let disk = vm::connect(&target, &options)?;
         disks.push((target, disk));
     }
     for (point, count) in [
@@ -279,8 +279,8 @@ fn both_die_and_machines_connect_again() -> Result<()> {
         }
         daemon.start_again()?;
         for (target, disk) in &mut disks {
-            machine::look(target, BYTES, 3).with_context(|| format!("{target:?}, {point:?}"))?;
-            *disk = machine::connect(target, &Options::default())?;
+            vm::poll(target, BYTES, 3).with_context(|| format!("{target:?}, {point:?}"))?;
+            *disk = vm::connect(target, &Options::default())?;
         }
     }
     drop(disks);
@@ -297,18 +297,18 @@ fn sockets_at(path: &Path) -> Result<usize> {
 
 #[test]
 fn who_connects_while_nobody_is_there_is_served_later() -> Result<()> {
-    let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
+    let mut daemon = vm::serve(&DaemonOptions::default(), "1G")?;
     for (name, frontend) in [("p", Frontend::NvmePcie), ("v", Frontend::VhostUser)] {
-        let target = machine::export(&daemon, name, "64M", frontend)?;
+        let target = vm::export(&daemon, name, "64M", frontend)?;
         // There is no engine, and its stopped daemon can't know yet.
         let processes = daemon.processes()?;
         hold_by_pid(processes.daemon, true)?;
         forebay_tests::system::kill_by_pid(processes.engine)?;
-        let before = sockets_at(machine::socket(&target))?;
+        let before = sockets_at(vm::socket(&target))?;
         std::thread::scope(|scope| -> Result<()> {
             let visitor = scope.spawn(|| visit(&target, 1));
             let waiting = wait::until("a client in the queue", MINUTE, || {
-                let now = sockets_at(machine::socket(&target))?;
+                let now = sockets_at(vm::socket(&target))?;
                 Ok((now > before).then_some(()))
             });
             // In any case, or the visitor never ends.

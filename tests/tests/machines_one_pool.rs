@@ -8,15 +8,15 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use forebay_initiator::machine::{Disk, DiskStatus, Op, Options, Queue, Target};
 use forebay_initiator::verify::pattern;
+use forebay_initiator::vm::{Disk, DiskStatus, Op, Options, Queue, Target};
 use forebay_initiator::{IoOp, IoQueue, Session};
 use forebay_nvme::Status;
 use forebay_nvme::host::HostTransfer;
 use forebay_nvme::opcode::nvm;
 use forebay_nvme::{Sqe, host::command};
 use forebay_tests::daemon::{Daemon, DaemonOptions};
-use forebay_tests::machine::{self, Frontend};
+use forebay_tests::vm::{self, Frontend};
 use forebay_tests::wait;
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -119,7 +119,7 @@ fn over_network(daemon: &Daemon, wrote: u64, writes: u64) -> Result<()> {
 
 #[test]
 fn a_volume_goes_from_frontend_to_frontend() -> Result<()> {
-    let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
+    let mut daemon = vm::serve(&DaemonOptions::default(), "1G")?;
     daemon.cli(&["volume", "create", VOLUME, "--size", "64M"])?;
     over_network(&daemon, 0, 1)?;
     let mut seed = 1;
@@ -129,10 +129,10 @@ fn a_volume_goes_from_frontend_to_frontend() -> Result<()> {
         Frontend::MappedPcie,
     ] {
         daemon.cli(&["export", "delete", VOLUME, "--disconnect-hosts"])?;
-        let target = machine::export_as(&daemon, VOLUME, frontend, &[])?;
-        machine::look(&target, SPAN, seed).with_context(|| format!("{frontend:?}"))?;
+        let target = vm::export_as(&daemon, VOLUME, frontend, &[])?;
+        vm::poll(&target, SPAN, seed).with_context(|| format!("{frontend:?}"))?;
         seed += 1;
-        machine::fill(&target, SPAN, seed)?;
+        vm::fill(&target, SPAN, seed)?;
     }
     daemon.cli(&["export", "delete", VOLUME, "--disconnect-hosts"])?;
     over_network(&daemon, seed, seed + 1).context("over the network again")?;
@@ -142,7 +142,7 @@ fn a_volume_goes_from_frontend_to_frontend() -> Result<()> {
 
 #[test]
 fn two_exports_of_a_volume_must_both_be_shared() -> Result<()> {
-    let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
+    let mut daemon = vm::serve(&DaemonOptions::default(), "1G")?;
     daemon.cli(&["volume", "create", VOLUME, "--size", "64M"])?;
     let create = |args: &[&str]| {
         let mut all = vec!["export", "create", VOLUME];
@@ -189,24 +189,24 @@ fn two_exports_of_a_volume_must_both_be_shared() -> Result<()> {
     daemon.stop()
 }
 
-struct Machine {
+struct Vm {
     disk: Box<dyn Disk>,
     queues: Vec<Box<dyn Queue>>,
 }
 
-impl Machine {
+impl Vm {
     fn new(target: &Target) -> Result<Self> {
         let options = Options {
             depth: 1,
             ..Options::default()
         };
-        let mut disk = machine::connect(target, &options)?;
+        let mut disk = vm::connect(target, &options)?;
         let queues = disk.take_queues();
         Ok(Self { disk, queues })
     }
 
     fn end_of(&mut self, op: Op) -> Result<DiskStatus> {
-        machine::end_of(&mut *self.queues[0], op)
+        vm::end_of(&mut *self.queues[0], op)
     }
 
     fn end_of_write(&mut self, block: u64, byte: u8) -> Result<DiskStatus> {
@@ -235,26 +235,26 @@ impl Machine {
 
 struct Three {
     host: Host,
-    machines: [Machine; 2],
+    vms: [Vm; 2],
 }
 
 impl Three {
     fn new(daemon: &Daemon) -> Result<Self> {
         daemon.cli(&["volume", "create", VOLUME, "--size", "64M"])?;
         daemon.cli(&["export", "create", VOLUME, "--any-host", "--shared"])?;
-        let machine = |frontend| {
-            let target = machine::export_as(daemon, VOLUME, frontend, &["--shared"])?;
-            Machine::new(&target)
+        let vm = |frontend| {
+            let target = vm::export_as(daemon, VOLUME, frontend, &["--shared"])?;
+            Vm::new(&target)
         };
         Ok(Self {
-            machines: [machine(Frontend::NvmePcie)?, machine(Frontend::VhostUser)?],
+            vms: [vm(Frontend::NvmePcie)?, vm(Frontend::VhostUser)?],
             host: Host::new(daemon, "a")?,
         })
     }
 
     fn close(self) -> Result<()> {
-        for machine in self.machines {
-            machine.close()?;
+        for vm in self.vms {
+            vm.close()?;
         }
         self.host.close()
     }
@@ -263,7 +263,7 @@ impl Three {
 /// In turns over the same blocks: first holes, then mapped blocks.
 #[test]
 fn what_one_frontend_wrote_the_others_read() -> Result<()> {
-    let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
+    let mut daemon = vm::serve(&DaemonOptions::default(), "1G")?;
     let mut all = Three::new(&daemon)?;
     let mut byte = 0u8;
     for round in 0..8 {
@@ -278,7 +278,7 @@ fn what_one_frontend_wrote_the_others_read() -> Result<()> {
                 match who {
                     0 => all.host.write(block, vec![byte; BLOCK])?,
                     _ => {
-                        let ended = all.machines[who - 1].end_of_write(block, byte)?;
+                        let ended = all.vms[who - 1].end_of_write(block, byte)?;
                         ensure!(ended == DiskStatus::Well, "{what}: {ended:?}");
                     }
                 }
@@ -288,8 +288,8 @@ fn what_one_frontend_wrote_the_others_read() -> Result<()> {
                     "{what}: the host reads {}",
                     found[0]
                 );
-                for (at, machine) in all.machines.iter_mut().enumerate() {
-                    let (ended, found) = machine.end_of_read(block)?;
+                for (at, vm) in all.vms.iter_mut().enumerate() {
+                    let (ended, found) = vm.end_of_read(block)?;
                     ensure!(ended == DiskStatus::Well, "{what}: {ended:?}");
                     let right = found == vec![byte; BLOCK];
                     ensure!(right, "{what}: machine {at} reads {}", found[0]);
@@ -302,10 +302,10 @@ fn what_one_frontend_wrote_the_others_read() -> Result<()> {
             offset_bytes: block * BLOCK as u64,
             bytes: BLOCK as u32,
         };
-        let ended = all.machines[round as usize % 2].end_of(gone)?;
+        let ended = all.vms[round as usize % 2].end_of(gone)?;
         ensure!(ended == DiskStatus::Well, "{ended:?}");
         ensure!(all.host.read(block, 1)? == vec![0; BLOCK]);
-        let (_, found) = all.machines[1 - round as usize % 2].end_of_read(block)?;
+        let (_, found) = all.vms[1 - round as usize % 2].end_of_read(block)?;
         ensure!(found == vec![0; BLOCK]);
     }
     all.close()?;
@@ -318,7 +318,7 @@ const WRITE_EXCLUSIVE: u32 = 1 << 8;
 const EXCLUSIVE_ACCESS: u32 = 2 << 8;
 
 /// Checks whether VMs may read and write.
-fn look(all: &mut Three, may_read: bool, may_write: bool) -> Result<()> {
+fn poll(all: &mut Three, may_read: bool, may_write: bool) -> Result<()> {
     let expected = |may: bool, at: usize| match (may, at) {
         (true, _) => DiskStatus::Well,
         (false, 0) => DiskStatus::Nvme(Status::RESERVATION_CONFLICT),
@@ -328,8 +328,8 @@ fn look(all: &mut Three, may_read: bool, may_write: bool) -> Result<()> {
         DiskStatus::Nvme(status) => DiskStatus::Nvme(status.code()),
         other => other,
     };
-    for (at, machine) in all.machines.iter_mut().enumerate() {
-        let ended = plain(machine.end_of_read(7)?.0);
+    for (at, vm) in all.vms.iter_mut().enumerate() {
+        let ended = plain(vm.end_of_read(7)?.0);
         ensure!(ended == expected(may_read, at), "{at} reads: {ended:?}");
         let zeroes = Op::WriteZeroes {
             offset_bytes: 7 * BLOCK as u64,
@@ -340,10 +340,10 @@ fn look(all: &mut Three, may_read: bool, may_write: bool) -> Result<()> {
             bytes: BLOCK as u32,
         };
         let writes = [
-            machine.end_of_write(7, 0xbb)?,
-            machine.end_of(zeroes)?,
-            machine.end_of(discard)?,
-            machine.end_of(Op::Flush)?,
+            vm.end_of_write(7, 0xbb)?,
+            vm.end_of(zeroes)?,
+            vm.end_of(discard)?,
+            vm.end_of(Op::Flush)?,
         ];
         for ended in writes.map(plain) {
             ensure!(ended == expected(may_write, at), "{at} writes: {ended:?}");
@@ -352,8 +352,8 @@ fn look(all: &mut Three, may_read: bool, may_write: bool) -> Result<()> {
     // Without write access for VMs, the holder reads its own data.
     all.host.write(7, vec![0xaa; BLOCK])?;
     if !may_write {
-        for machine in &mut all.machines {
-            machine.end_of_write(7, 0xbb)?;
+        for vm in &mut all.vms {
+            vm.end_of_write(7, 0xbb)?;
         }
     }
     ensure!(all.host.read(7, 1)? == vec![0xaa; BLOCK]);
@@ -362,32 +362,32 @@ fn look(all: &mut Three, may_read: bool, may_write: bool) -> Result<()> {
 
 #[test]
 fn what_a_host_reserves_keeps_machines_out() -> Result<()> {
-    let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
+    let mut daemon = vm::serve(&DaemonOptions::default(), "1G")?;
     let mut all = Three::new(&daemon)?;
-    look(&mut all, true, true)?;
+    poll(&mut all, true, true)?;
     all.host.reserve(nvm::RESERVATION_REGISTER, 0, [0, KEY])?;
     let acquire = nvm::RESERVATION_ACQUIRE;
     all.host.reserve(acquire, WRITE_EXCLUSIVE, [KEY, 0])?;
-    look(&mut all, true, false)?;
+    poll(&mut all, true, false)?;
     let release = nvm::RESERVATION_RELEASE;
     all.host.reserve(release, WRITE_EXCLUSIVE, [KEY, 0])?;
-    look(&mut all, true, true)?;
+    poll(&mut all, true, true)?;
     all.host.reserve(acquire, EXCLUSIVE_ACCESS, [KEY, 0])?;
-    look(&mut all, false, false)?;
+    poll(&mut all, false, false)?;
     let dead = daemon.kill_engine()?;
-    look(&mut all, false, false).context("while the engine is replaced")?;
+    poll(&mut all, false, false).context("while the engine is replaced")?;
     daemon.wait_engine_after(dead.generation, MINUTE)?;
-    look(&mut all, false, false).context("after an engine's death")?;
+    poll(&mut all, false, false).context("after an engine's death")?;
     daemon.kill_daemon()?;
-    look(&mut all, false, false).context("without a daemon")?;
+    poll(&mut all, false, false).context("without a daemon")?;
     daemon.start_again()?;
-    look(&mut all, false, false).context("after a daemon's death")?;
+    poll(&mut all, false, false).context("after a daemon's death")?;
     let status = all
         .host
         .status_of(command::flush(1), HostTransfer::None, Vec::new())?;
     ensure!(status == Status::SUCCESS, "{status:?}");
     all.host.reserve(release, EXCLUSIVE_ACCESS, [KEY, 0])?;
-    look(&mut all, true, true)?;
+    poll(&mut all, true, true)?;
     all.close()?;
     daemon.pool_check()?;
     daemon.stop()

@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use forebay_device::faulty::{self, Faults};
-use forebay_initiator::machine::pcie::Pcie;
-use forebay_initiator::machine::verify::{MachineVerifier, MachineVerify};
-use forebay_initiator::machine::{Disk, DiskStatus, Doorbells, Op, Options, Target};
+use forebay_initiator::vm::pcie::Pcie;
+use forebay_initiator::vm::verify::{VmVerifier, VmVerify};
+use forebay_initiator::vm::{Disk, DiskStatus, Doorbells, Op, Options, Target};
 use forebay_tests::daemon::{Daemon, DaemonOptions};
 use forebay_tests::lab;
-use forebay_tests::machine::{self, Frontend};
+use forebay_tests::vm::{self, Frontend};
 use forebay_tests::wait;
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -67,15 +67,15 @@ fn shapes() -> Vec<(Frontend, u32, Options)> {
 /// Includes `zero_copy_counters`: NVMe data is never copied.
 #[test]
 fn verified_load_in_every_shape() -> Result<()> {
-    let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
+    let mut daemon = vm::serve(&DaemonOptions::default(), "1G")?;
     for (number, (frontend, block_bytes, options)) in shapes().into_iter().enumerate() {
         let what = format!("{frontend:?}, {options:?}");
-        let target = machine::export(&daemon, &format!("v{number}"), "64M", frontend)?;
-        let spec = MachineVerify {
+        let target = vm::export(&daemon, &format!("v{number}"), "64M", frontend)?;
+        let spec = VmVerify {
             block_bytes,
             span_bytes: Some(32 * MIB),
             seed: number as u64 + 1,
-            ..MachineVerify::new(target, options)
+            ..VmVerify::new(target, options)
         };
         verified(spec).with_context(|| what)?;
     }
@@ -87,9 +87,9 @@ fn verified_load_in_every_shape() -> Result<()> {
     daemon.stop()
 }
 
-fn verified(spec: MachineVerify) -> Result<()> {
+fn verified(spec: VmVerify) -> Result<()> {
     let writes = WRITES.min(256 * MIB / u64::from(spec.block_bytes));
-    let mut verifier = MachineVerifier::connect(spec)?;
+    let mut verifier = VmVerifier::connect(spec)?;
     let written = verifier.write(&mut |now| {
         if now < writes {
             ControlFlow::Continue(())
@@ -112,8 +112,8 @@ fn kill9_engine_verified_pcie() -> Result<()> {
         (Frontend::NvmePcie, Doorbells::Shadow, true, 2),
         (Frontend::MappedPcie, Doorbells::Mapped, false, 1),
     ] {
-        let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
-        let target = machine::export(&daemon, "v", "64M", frontend)?;
+        let mut daemon = vm::serve(&DaemonOptions::default(), "1G")?;
+        let target = vm::export(&daemon, "v", "64M", frontend)?;
         let options = Options {
             doorbells,
             interrupts,
@@ -121,12 +121,12 @@ fn kill9_engine_verified_pcie() -> Result<()> {
             depth: 16,
             ..Options::default()
         };
-        let spec = MachineVerify {
+        let spec = VmVerify {
             flush_every_writes: 100,
             span_bytes: Some(16 * MIB),
-            ..MachineVerify::new(target, options)
+            ..VmVerify::new(target, options)
         };
-        machine::verified_over_deaths(&mut daemon, spec, deaths)
+        vm::verified_over_deaths(&mut daemon, spec, deaths)
             .with_context(|| format!("{frontend:?}"))?;
         let takeover = daemon.cli(&["stats"])?["takeover"].clone();
         ensure!(takeover["takeovers"] == deaths, "{takeover}");
@@ -139,18 +139,18 @@ fn kill9_engine_verified_pcie() -> Result<()> {
 #[test]
 fn sixty_four_controllers() -> Result<()> {
     const CONTROLLERS: u8 = 64;
-    let mut daemon = machine::serve(&DaemonOptions::default(), "4G")?;
+    let mut daemon = vm::serve(&DaemonOptions::default(), "4G")?;
     let options = Options {
         depth: 4,
         ..Options::default()
     };
-    let mut machines = Vec::new();
+    let mut vms = Vec::new();
     for number in 0..CONTROLLERS {
         let name = format!("v{number}");
-        let target = machine::export(&daemon, &name, "16M", Frontend::NvmePcie)?;
-        let mut disk = machine::connect(&target, &options)?;
+        let target = vm::export(&daemon, &name, "16M", Frontend::NvmePcie)?;
+        let mut disk = vm::connect(&target, &options)?;
         let queues = disk.take_queues();
-        machines.push((number, disk, queues));
+        vms.push((number, disk, queues));
     }
     let (offset_bytes, bytes) = (MIB, 4096);
     let write = Op::Write {
@@ -161,15 +161,15 @@ fn sixty_four_controllers() -> Result<()> {
         offset_bytes,
         bytes,
     };
-    for (number, _, queues) in &mut machines {
+    for (number, _, queues) in &mut vms {
         queues[0].put(0, &[*number; 4096]);
-        machine::execute(&mut *queues[0], write)?;
+        vm::execute(&mut *queues[0], write)?;
     }
     let dead = daemon.kill_engine()?;
     daemon.wait_engine_after(dead.generation, MINUTE)?;
-    for (number, disk, queues) in &mut machines {
+    for (number, disk, queues) in &mut vms {
         queues[0].put(0, &[0xff; 4096]);
-        machine::execute(&mut *queues[0], read)?;
+        vm::execute(&mut *queues[0], read)?;
         let mut seen = [0; 4096];
         queues[0].get(0, &mut seen);
         ensure!(
@@ -185,7 +185,7 @@ fn sixty_four_controllers() -> Result<()> {
         connected == usize::from(CONTROLLERS),
         "{connected} connected"
     );
-    for (_, disk, queues) in machines {
+    for (_, disk, queues) in vms {
         drop(queues);
         disk.close()?;
     }
@@ -209,15 +209,15 @@ fn full_queues_wait_for_the_commands_in_hand() -> Result<()> {
     let device = format!("faulty:{}?size=1G&seed=1", pool.display());
     daemon.create_pool(&["--device", &device])?;
     daemon.cli(&["tenant", "create", "t"])?;
-    let target = machine::export(&daemon, "v", "64M", Frontend::NvmePcie)?;
-    machine::fill(&target, MIB, 3)?;
+    let target = vm::export(&daemon, "v", "64M", Frontend::NvmePcie)?;
+    vm::fill(&target, MIB, 3)?;
     let options = Options {
         queues: QUEUES,
         depth: DEPTH,
         limit: MINUTE,
         ..Options::default()
     };
-    let mut disk = machine::connect(&target, &options)?;
+    let mut disk = vm::connect(&target, &options)?;
     let mut queues = disk.take_queues();
     ensure!(queues.len() == usize::from(QUEUES));
     let hang = Faults {
@@ -236,7 +236,7 @@ fn full_queues_wait_for_the_commands_in_hand() -> Result<()> {
         queue.kick()?;
     }
     wait::until("all that there may be is in hand", MINUTE, || {
-        let in_hand = machine::lane(&daemon)?["in_flight"].as_u64();
+        let in_hand = vm::lane(&daemon)?["in_flight"].as_u64();
         ensure!(in_hand <= Some(IN_HAND), "{in_hand:?} in hand");
         Ok((in_hand == Some(IN_HAND)).then_some(()))
     })?;
@@ -267,16 +267,16 @@ fn zero_copy_counters_over_a_block_device() -> Result<()> {
     daemon.create_pool(&["--device", &device.0])?;
     daemon.cli(&["tenant", "create", "t"])?;
     for (name, frontend) in [("p", Frontend::NvmePcie), ("v", Frontend::VhostUser)] {
-        let target = machine::export(&daemon, name, "64M", frontend)?;
+        let target = vm::export(&daemon, name, "64M", frontend)?;
         let options = Options {
             depth: 16,
             interrupts: true,
             ..Options::default()
         };
-        verified(MachineVerify {
+        verified(VmVerify {
             block_bytes: 64 << 10,
             span_bytes: Some(32 * MIB),
-            ..MachineVerify::new(target, options)
+            ..VmVerify::new(target, options)
         })
         .with_context(|| format!("{frontend:?}"))?;
     }
@@ -321,8 +321,8 @@ impl Drop for Loop {
 /// Deleting an export first asks the VM to release the disk.
 #[test]
 fn growth_and_removal() -> Result<()> {
-    let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
-    let target = machine::export(&daemon, "v", "64M", Frontend::NvmePcie)?;
+    let mut daemon = vm::serve(&DaemonOptions::default(), "1G")?;
+    let target = vm::export(&daemon, "v", "64M", Frontend::NvmePcie)?;
     let Target::VfioUser(path) = &target else {
         unreachable!("it was asked for");
     };

@@ -8,11 +8,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use forebay_device::faulty::{self, Faults};
-use forebay_initiator::machine::vhost::{Vhost, VhostQueue};
-use forebay_initiator::machine::{Disk, DiskStatus, Op, Options, Queue, Ring, Target};
 use forebay_initiator::verify::pattern;
+use forebay_initiator::vm::vhost::{Vhost, VhostQueue};
+use forebay_initiator::vm::{Disk, DiskStatus, Op, Options, Queue, Ring, Target};
 use forebay_tests::daemon::{Daemon, DaemonOptions};
-use forebay_tests::machine::{self, Frontend};
+use forebay_tests::vm::{self, Frontend};
 use forebay_tests::wait;
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -103,7 +103,7 @@ impl Lane {
     }
 
     /// Reads every place.
-    fn look(&mut self) -> Result<()> {
+    fn poll(&mut self) -> Result<()> {
         for slot in 0..DEPTH {
             let offset_bytes = self.offset(slot);
             let bytes = BYTES;
@@ -138,9 +138,9 @@ impl Scene {
         );
         daemon.create_pool(&["--device", &device])?;
         daemon.cli(&["tenant", "create", "t"])?;
-        let target = machine::export(&daemon, "v", "64M", Frontend::VhostUser)?;
+        let target = vm::export(&daemon, "v", "64M", Frontend::VhostUser)?;
         // Map all extents now, because a hanging device would block that.
-        machine::fill(&target, 1 << 20, 3)?;
+        vm::fill(&target, 1 << 20, 3)?;
         let Target::VhostUser(path) = &target else {
             anyhow::bail!("another target");
         };
@@ -210,7 +210,7 @@ impl Scene {
     /// Waits until the engine has all commands.
     fn all_taken(&mut self) -> Result<()> {
         wait::until("the engine has all commands", MINUTE, || {
-            let lane = machine::lane(&self.daemon)?;
+            let lane = vm::lane(&self.daemon)?;
             let taken = lane["in_flight"].as_u64().context("in_flight")?;
             Ok((taken == u64::from(QUEUES * DEPTH)).then_some(()))
         })
@@ -266,7 +266,7 @@ impl Scene {
     fn finish(mut self) -> Result<()> {
         self.drain()?;
         for lane in &mut self.lanes {
-            lane.look()?;
+            lane.poll()?;
         }
         self.drain()?;
         drop(self.lanes);

@@ -7,12 +7,12 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use forebay_tests::daemon::{Daemon, DaemonOptions};
 use forebay_tests::lab;
-use forebay_tests::machine::{self, Frontend};
+use forebay_tests::vm::{self, Frontend};
 use forebay_tests::wait;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-fn told(daemon: &Daemon, kind: &str, part: &str) -> Result<()> {
+fn reported(daemon: &Daemon, kind: &str, part: &str) -> Result<()> {
     wait::until(part, MINUTE, || {
         let events = lab::events(daemon)?;
         let of_kind = events.get(kind).into_iter().flatten();
@@ -37,15 +37,15 @@ fn is_closed(mut socket: UnixStream) -> Result<()> {
 #[test]
 fn second_machine_is_an_event() -> Result<()> {
     for frontend in [Frontend::VhostUser, Frontend::NvmePcie] {
-        let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
-        let target = machine::export(&daemon, "v", "64M", frontend)?;
-        let path = machine::socket(&target);
+        let mut daemon = vm::serve(&DaemonOptions::default(), "1G")?;
+        let target = vm::export(&daemon, "v", "64M", frontend)?;
+        let path = vm::socket(&target);
         let first = UnixStream::connect(path)?;
-        told(&daemon, "host_connected", "a machine connected")?;
+        reported(&daemon, "host_connected", "a machine connected")?;
         is_closed(UnixStream::connect(path)?)?;
-        told(&daemon, "host_refused", "a second machine")?;
+        reported(&daemon, "host_refused", "a second machine")?;
         drop(first);
-        told(&daemon, "host_disconnected", "it hung up")?;
+        reported(&daemon, "host_disconnected", "it hung up")?;
         daemon.stop()?;
     }
     Ok(())
@@ -53,9 +53,9 @@ fn second_machine_is_an_event() -> Result<()> {
 
 #[test]
 fn unshared_memory_is_named() -> Result<()> {
-    let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
-    let target = machine::export(&daemon, "v", "64M", Frontend::VhostUser)?;
-    let mut socket = UnixStream::connect(machine::socket(&target))?;
+    let mut daemon = vm::serve(&DaemonOptions::default(), "1G")?;
+    let target = vm::export(&daemon, "v", "64M", Frontend::VhostUser)?;
+    let mut socket = UnixStream::connect(vm::socket(&target))?;
     // SET_MEM_TABLE, version 1: one region without a descriptor.
     let words: [u32; 3] = [5, 1, 40];
     let table: [u64; 5] = [1, 0, 1 << 20, 0x7F00_0000_0000, 0];
@@ -63,6 +63,6 @@ fn unshared_memory_is_named() -> Result<()> {
     message.extend(table.iter().flat_map(|word| word.to_le_bytes()));
     socket.write_all(&message)?;
     is_closed(socket)?;
-    told(&daemon, "host_disconnected", "share=on")?;
+    reported(&daemon, "host_disconnected", "share=on")?;
     daemon.stop()
 }

@@ -5,12 +5,12 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use forebay_initiator::machine::verify::{MachineVerifier, MachineVerify};
-use forebay_initiator::machine::vhost::Vhost;
-use forebay_initiator::machine::{Disk, DiskStatus, Op, Options, Ring, Target};
+use forebay_initiator::vm::verify::{VmVerifier, VmVerify};
+use forebay_initiator::vm::vhost::Vhost;
+use forebay_initiator::vm::{Disk, DiskStatus, Op, Options, Ring, Target};
 use forebay_tests::daemon::DaemonOptions;
 use forebay_tests::lab;
-use forebay_tests::machine::{self, Frontend};
+use forebay_tests::vm::{self, Frontend};
 use forebay_tests::wait;
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -68,15 +68,15 @@ fn shapes() -> Vec<(&'static str, u32, Options)> {
 
 #[test]
 fn verified_load_in_every_shape() -> Result<()> {
-    let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
+    let mut daemon = vm::serve(&DaemonOptions::default(), "1G")?;
     for (number, (what, block_bytes, options)) in shapes().into_iter().enumerate() {
         let name = format!("v{number}");
-        let target = machine::export(&daemon, &name, "64M", Frontend::VhostUser)?;
-        let spec = MachineVerify {
+        let target = vm::export(&daemon, &name, "64M", Frontend::VhostUser)?;
+        let spec = VmVerify {
             block_bytes,
             span_bytes: Some(32 * MIB),
             seed: number as u64 + 1,
-            ..MachineVerify::new(target, options)
+            ..VmVerify::new(target, options)
         };
         verified(spec).with_context(|| what.to_owned())?;
     }
@@ -84,8 +84,8 @@ fn verified_load_in_every_shape() -> Result<()> {
     daemon.stop()
 }
 
-fn verified(spec: MachineVerify) -> Result<()> {
-    let mut verifier = MachineVerifier::connect(spec)?;
+fn verified(spec: VmVerify) -> Result<()> {
+    let mut verifier = VmVerifier::connect(spec)?;
     let written = verifier.write(&mut |writes| {
         if writes < WRITES {
             ControlFlow::Continue(())
@@ -104,22 +104,22 @@ fn verified(spec: MachineVerify) -> Result<()> {
 /// Aligned data is not copied; other copies are counted.
 #[test]
 fn zero_copy_counters() -> Result<()> {
-    let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
-    let target = machine::export(&daemon, "v", "64M", Frontend::VhostUser)?;
+    let mut daemon = vm::serve(&DaemonOptions::default(), "1G")?;
+    let target = vm::export(&daemon, "v", "64M", Frontend::VhostUser)?;
     for (block_bytes, ring) in [(4096, Ring::Split), (128 << 10, Ring::Packed)] {
         let options = Options {
             ring,
             piece_bytes: 4096,
             ..Options::default()
         };
-        let spec = MachineVerify {
+        let spec = VmVerify {
             block_bytes,
             span_bytes: Some(32 * MIB),
             initial: forebay_initiator::verify::Initial::Any,
             seed: block_bytes.into(),
-            ..MachineVerify::new(target.clone(), options)
+            ..VmVerify::new(target.clone(), options)
         };
-        let mut verifier = MachineVerifier::connect(spec)?;
+        let mut verifier = VmVerifier::connect(spec)?;
         verifier.write(&mut |writes| {
             if writes < WRITES {
                 ControlFlow::Continue(())
@@ -131,7 +131,7 @@ fn zero_copy_counters() -> Result<()> {
         ensure!(read.is_clean(), "{read}");
         verifier.close()?;
     }
-    let lane = machine::lane(&daemon)?;
+    let lane = vm::lane(&daemon)?;
     ensure!(lane["copied_bytes"] == 0, "{lane}");
     ensure!(lane["write"]["ops"].as_u64() >= Some(2 * WRITES), "{lane}");
 
@@ -140,16 +140,16 @@ fn zero_copy_counters() -> Result<()> {
         depth: 1,
         ..Options::default()
     };
-    let mut disk = machine::connect(&target, &options)?;
+    let mut disk = vm::connect(&target, &options)?;
     let mut queues = disk.take_queues();
     let op = Op::Write {
         offset_bytes: 0,
         bytes: 4096,
     };
-    machine::execute(&mut *queues[0], op)?;
+    vm::execute(&mut *queues[0], op)?;
     drop(queues);
     disk.close()?;
-    let lane = machine::lane(&daemon)?;
+    let lane = vm::lane(&daemon)?;
     ensure!(lane["copied_bytes"] == 4096, "{lane}");
     daemon.stop()
 }
@@ -158,8 +158,8 @@ fn zero_copy_counters() -> Result<()> {
 fn kill9_engine_verified_vhost() -> Result<()> {
     let deaths = lab::count_from("FOREBAY_MACHINE_KILLS", 8);
     for (ring, interrupts, queues) in [(Ring::Split, false, 2), (Ring::Packed, true, 1)] {
-        let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
-        let target = machine::export(&daemon, "v", "64M", Frontend::VhostUser)?;
+        let mut daemon = vm::serve(&DaemonOptions::default(), "1G")?;
+        let target = vm::export(&daemon, "v", "64M", Frontend::VhostUser)?;
         let options = Options {
             ring,
             interrupts,
@@ -167,13 +167,12 @@ fn kill9_engine_verified_vhost() -> Result<()> {
             depth: 16,
             ..Options::default()
         };
-        let spec = MachineVerify {
+        let spec = VmVerify {
             flush_every_writes: 100,
             span_bytes: Some(16 * MIB),
-            ..MachineVerify::new(target, options)
+            ..VmVerify::new(target, options)
         };
-        machine::verified_over_deaths(&mut daemon, spec, deaths)
-            .with_context(|| format!("{ring:?}"))?;
+        vm::verified_over_deaths(&mut daemon, spec, deaths).with_context(|| format!("{ring:?}"))?;
         let takeover = daemon.cli(&["stats"])?["takeover"].clone();
         ensure!(takeover["takeovers"] == deaths, "{takeover}");
         daemon.pool_check()?;
@@ -184,8 +183,8 @@ fn kill9_engine_verified_vhost() -> Result<()> {
 
 #[test]
 fn discard_zeroes_and_growth() -> Result<()> {
-    let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
-    let target = machine::export(&daemon, "v", "64M", Frontend::VhostUser)?;
+    let mut daemon = vm::serve(&DaemonOptions::default(), "1G")?;
+    let target = vm::export(&daemon, "v", "64M", Frontend::VhostUser)?;
     let Target::VhostUser(path) = &target else {
         unreachable!("it was asked for");
     };
@@ -217,15 +216,15 @@ fn discard_zeroes_and_growth() -> Result<()> {
         ),
     ] {
         queue.put(0, &[7; 4096]);
-        machine::execute(
+        vm::execute(
             queue,
             Op::Write {
                 offset_bytes,
                 bytes,
             },
         )?;
-        machine::execute(queue, gone)?;
-        machine::execute(
+        vm::execute(queue, gone)?;
+        vm::execute(
             queue,
             Op::Read {
                 offset_bytes,
@@ -240,7 +239,7 @@ fn discard_zeroes_and_growth() -> Result<()> {
         offset_bytes: 64 * MIB,
         bytes,
     };
-    let ended = machine::end_of(queue, beyond)?;
+    let ended = vm::end_of(queue, beyond)?;
     ensure!(
         ended == DiskStatus::Virtio(1),
         "a read beyond the end: {ended:?}"
@@ -250,7 +249,7 @@ fn discard_zeroes_and_growth() -> Result<()> {
     ensure!(disk.wait_config_change(MINUTE)?, "growth was not told");
     let grown = disk.refresh()?;
     ensure!(grown.size_bytes == 96 * MIB, "{grown:?}");
-    machine::execute(queue, beyond)?;
+    vm::execute(queue, beyond)?;
     drop(queues);
     Box::new(disk).close()?;
     daemon.stop()
@@ -298,10 +297,10 @@ fn huge_pages_are_registered_and_not_copied() -> Result<()> {
         println!("skipped: this machine has no 16 huge pages to give, or no right to ask");
         return Ok(());
     };
-    let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
+    let mut daemon = vm::serve(&DaemonOptions::default(), "1G")?;
     daemon.cli(&["volume", "create", "t/v", "--size", "64M"])?;
     let pinned = &["--pinned-memory"];
-    let target = machine::export_as(&daemon, "t/v", Frontend::VhostUser, pinned)?;
+    let target = vm::export_as(&daemon, "t/v", Frontend::VhostUser, pinned)?;
     let options = Options {
         queues: 2,
         depth: 16,
@@ -309,12 +308,12 @@ fn huge_pages_are_registered_and_not_copied() -> Result<()> {
         huge_pages: true,
         ..Options::default()
     };
-    let spec = MachineVerify {
+    let spec = VmVerify {
         block_bytes: 64 << 10,
         span_bytes: Some(32 * MIB),
-        ..MachineVerify::new(target, options)
+        ..VmVerify::new(target, options)
     };
-    let mut verifier = MachineVerifier::connect(spec)?;
+    let mut verifier = VmVerifier::connect(spec)?;
     let mut until = |writes| {
         verifier.write(&mut |done| match done < writes {
             true => ControlFlow::Continue(()),
@@ -325,7 +324,7 @@ fn huge_pages_are_registered_and_not_copied() -> Result<()> {
     ensure!(written.errors == 0, "{:?}", written.first_error);
     if registers() {
         wait::until("its memory is registered", MINUTE, || {
-            let registered = machine::lane(&daemon)?["registered_bytes"].as_u64();
+            let registered = vm::lane(&daemon)?["registered_bytes"].as_u64();
             Ok((registered >= Some(2 * MIB)).then_some(()))
         })?;
     } else {
@@ -336,7 +335,7 @@ fn huge_pages_are_registered_and_not_copied() -> Result<()> {
     let read = verifier.read_back()?;
     ensure!(read.is_clean() && read.bytes >= 32 * MIB, "{read}");
     verifier.close()?;
-    let lane = machine::lane(&daemon)?;
+    let lane = vm::lane(&daemon)?;
     ensure!(lane["copied_bytes"] == 0, "{lane}");
     daemon.pool_check()?;
     daemon.stop()
@@ -344,14 +343,14 @@ fn huge_pages_are_registered_and_not_copied() -> Result<()> {
 
 #[test]
 fn a_connected_disk_is_removed_and_made_again() -> Result<()> {
-    let mut daemon = machine::serve(&DaemonOptions::default(), "1G")?;
-    let target = machine::export(&daemon, "goes", "64M", Frontend::VhostUser)?;
-    let other = machine::export(&daemon, "stays", "64M", Frontend::VhostUser)?;
+    let mut daemon = vm::serve(&DaemonOptions::default(), "1G")?;
+    let target = vm::export(&daemon, "goes", "64M", Frontend::VhostUser)?;
+    let other = vm::export(&daemon, "stays", "64M", Frontend::VhostUser)?;
     let options = Options {
         depth: 1,
         ..Options::default()
     };
-    let connect = |target| machine::connect(target, &options);
+    let connect = |target| vm::connect(target, &options);
     let (mut goes, mut stays) = (connect(&target)?, connect(&other)?);
     let mut queues = [goes.take_queues(), stays.take_queues()];
     let (offset_bytes, bytes) = (8192, 4096);
@@ -365,22 +364,22 @@ fn a_connected_disk_is_removed_and_made_again() -> Result<()> {
     };
     for queues in &mut queues {
         queues[0].put(0, &[7; 4096]);
-        machine::execute(&mut *queues[0], write)?;
+        vm::execute(&mut *queues[0], write)?;
     }
     // The protocol has no message for it, so the connection ends.
     daemon.cli(&["export", "delete", "t/goes", "--disconnect-hosts"])?;
-    let path = machine::socket(&target);
+    let path = vm::socket(&target);
     wait::until("the end of connection and socket", MINUTE, || {
         Ok((!goes.is_open() && !path.exists()).then_some(()))
     })?;
     ensure!(stays.is_open());
-    machine::execute(&mut *queues[1][0], write)?;
+    vm::execute(&mut *queues[1][0], write)?;
     // A new export has the old path and data.
-    let again = machine::export_as(&daemon, "t/goes", Frontend::VhostUser, &[])?;
+    let again = vm::export_as(&daemon, "t/goes", Frontend::VhostUser, &[])?;
     ensure!(again == target, "another place: {again:?}");
     let mut disk = connect(&again)?;
     let mut found = disk.take_queues();
-    machine::execute(&mut *found[0], read)?;
+    vm::execute(&mut *found[0], read)?;
     let mut seen = [0; 4096];
     found[0].get(0, &mut seen);
     ensure!(seen == [7; 4096], "it lost what was written");

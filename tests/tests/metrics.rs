@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use forebay_initiator::machine::{Op, Options};
+use forebay_initiator::vm::{Op, Options};
 use forebay_tests::daemon::{Daemon, DaemonOptions};
 use forebay_tests::exposition::{Metrics, get, scrape};
-use forebay_tests::machine::{self, Frontend};
 use forebay_tests::system::free_ports;
+use forebay_tests::vm::{self, Frontend};
 use forebay_tests::wait;
 
 const LIMIT: Duration = Duration::from_secs(60);
@@ -114,7 +114,7 @@ fn metrics_say_what_stats_say_and_do_not_fall_at_a_death() -> Result<()> {
 #[test]
 fn transports_have_their_figures() -> Result<()> {
     let port = free_ports(1)?[0];
-    let mut daemon = machine::serve(
+    let mut daemon = vm::serve(
         &DaemonOptions {
             config: format!("metrics = \"127.0.0.1:{port}\"\n"),
             ..DaemonOptions::default()
@@ -141,8 +141,8 @@ fn transports_have_their_figures() -> Result<()> {
     ] {
         let volume = format!("t/{name}");
         daemon.cli(&["volume", "create", &volume, "--size", "64M"])?;
-        let target = machine::export_as(&daemon, &volume, frontend, &["--pinned-memory"])?;
-        let mut disk = machine::connect(&target, &options)?;
+        let target = vm::export_as(&daemon, &volume, frontend, &["--pinned-memory"])?;
+        let mut disk = vm::connect(&target, &options)?;
         let mut queues = disk.take_queues();
         for slot in 0..options.depth {
             // Untouched memory is not resident.
@@ -154,7 +154,7 @@ fn transports_have_their_figures() -> Result<()> {
                 offset_bytes,
                 bytes,
             };
-            machine::execute(&mut *queues[0], write)?;
+            vm::execute(&mut *queues[0], write)?;
         }
         disks.push((name, transport, disk, queues));
     }

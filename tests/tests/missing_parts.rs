@@ -59,9 +59,9 @@ fn serves_without_a_missing_part() -> Result<()> {
     fs::write(&log_in, "no folder")?;
     fs::remove_file(&engine_log)?;
     fs::create_dir(&engine_log)?;
-    let machines = daemon.folder().join("var/run/machines");
-    fs::remove_dir_all(&machines)?;
-    fs::write(&machines, "no folder")?;
+    let vms = daemon.folder().join("var/run/machines");
+    fs::remove_dir_all(&vms)?;
+    fs::write(&vms, "no folder")?;
     let config = fs::read_to_string(daemon.config_path())?;
     let config = config.replace(
         "nvme_tcp = [",
@@ -93,9 +93,9 @@ fn serves_without_a_missing_part() -> Result<()> {
     let missing = missing.into_iter().chain(["can connect to t/w"]);
     let is_missing = |said: &str| missing.clone().all(|part| said.contains(part));
     daemon.wait_warnings(is_missing)?;
-    let told = events(&daemon, "part_missing")?;
+    let reported = events(&daemon, "part_missing")?;
     for part in missing.clone() {
-        ensure!(told.contains(part), "{part}: {told}");
+        ensure!(reported.contains(part), "{part}: {reported}");
     }
     let address: SocketAddr = format!("127.0.0.1:{}", daemon.port()).parse()?;
     let nqn = "nqn.2026-01.io.forebay:test:t.v";
@@ -111,18 +111,18 @@ fn serves_without_a_missing_part() -> Result<()> {
 
     drop(stranger);
     fs::remove_file(&log_in)?;
-    fs::remove_file(&machines)?;
+    fs::remove_file(&vms)?;
     daemon.wait_warnings(|warnings| {
         let are_back = [&metrics_text, "in-the-way", "t/w"];
         !are_back.iter().any(|part| warnings.contains(part))
     })?;
     exposition::scrape(metrics.port())?;
-    let told = events(&daemon, "part_returned")?;
+    let reported = events(&daemon, "part_returned")?;
     ensure!(
-        told.contains(&metrics_text)
-            && told.contains("the log works now")
-            && told.contains("machines can connect to t/w"),
-        "{told}"
+        reported.contains(&metrics_text)
+            && reported.contains("the log works now")
+            && reported.contains("machines can connect to t/w"),
+        "{reported}"
     );
     let log = log_in.join("forebay.log");
     let log_says = |what: &str| {
@@ -133,7 +133,7 @@ fn serves_without_a_missing_part() -> Result<()> {
     };
     log_says("works now")?;
     // Parts that are removed in use are made again.
-    let socket = machines.join("t/w.sock");
+    let socket = vms.join("t/w.sock");
     fs::remove_file(&socket)?;
     fs::rename(&log, log_in.join("renamed"))?;
     wait::until("the socket", LIMIT, || {
@@ -192,20 +192,20 @@ fn check_knows_what_a_start_needs() -> Result<()> {
             .args(["serve", "--check", "--config"])
             .arg(&path)
             .output()?;
-        let told = String::from_utf8(said.stdout)?;
-        let troubles: Vec<&str> = told
+        let reported = String::from_utf8(said.stdout)?;
+        let troubles: Vec<&str> = reported
             .lines()
             .skip(1)
             .filter(|l| !l.ends_with(" ok"))
             .collect();
         ensure!(
             !said.status.success() && troubles.len() == wrong.len(),
-            "{told}"
+            "{reported}"
         );
         for part in wrong {
             ensure!(
                 troubles.iter().any(|line| line.contains(part)),
-                "{part}: {told}"
+                "{part}: {reported}"
             );
         }
     }
@@ -254,8 +254,8 @@ fn damaged_records_are_made_anew() -> Result<()> {
     daemon.start_again()?;
     ensure!(daemon.processes()?.engine == engine, "{}", daemon.status()?);
     ensure!(run.join("engine.json.damaged").exists());
-    let told = events(&daemon, "warning")?;
-    ensure!(told.contains("engine.json.damaged"), "{told}");
+    let reported = events(&daemon, "warning")?;
+    ensure!(reported.contains("engine.json.damaged"), "{reported}");
     ensure!(records.iter().all(|record| record.exists()));
 
     // Only the copy names the pool.
@@ -266,8 +266,8 @@ fn damaged_records_are_made_anew() -> Result<()> {
     ensure!(state.join("devices.json.damaged").exists());
     ensure!(fs::read(&records[0])? == fs::read(&records[1])?);
 
-    let told = events(&daemon, "warning")?;
-    ensure!(told.contains("devices.json.damaged"), "{told}");
+    let reported = events(&daemon, "warning")?;
+    ensure!(reported.contains("devices.json.damaged"), "{reported}");
 
     // No record can be written.
     daemon.stop()?;
@@ -307,10 +307,10 @@ fn damaged_records_are_made_anew() -> Result<()> {
         .args(["serve", "--config"])
         .arg(daemon.config_path())
         .output()?;
-    let told = String::from_utf8_lossy(&said.stderr);
+    let reported = String::from_utf8_lossy(&said.stderr);
     ensure!(
-        !said.status.success() && told.contains("owner-id"),
-        "{told}"
+        !said.status.success() && reported.contains("owner-id"),
+        "{reported}"
     );
     Ok(())
 }

@@ -129,7 +129,7 @@ fn foreign_pool_after_kill9_needs_take_over() -> Result<()> {
     // On one node, the lock may report it first.
     let is_told = ["another Forebay", "holds this device"];
     ensure!(
-        is_told.iter().any(|told| trouble.contains(told)),
+        is_told.iter().any(|reported| trouble.contains(reported)),
         "{trouble}"
     );
     write(&mut queue, 8)?;

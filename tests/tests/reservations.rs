@@ -173,7 +173,7 @@ fn lab() -> Result<Lab> {
 }
 
 /// Simulates a reboot.
-fn restart_machine(daemon: &mut Daemon, number: u8) -> Result<()> {
+fn restart_vm(daemon: &mut Daemon, number: u8) -> Result<()> {
     daemon.kill_all()?;
     std::fs::remove_dir_all(daemon.folder().join("var/run"))?;
     let boot = format!("{number:02x}").repeat(16);
@@ -223,7 +223,7 @@ fn reservations_that_persist_survive_a_restart() -> Result<()> {
         let mut a = Peer::new(address, "a")?;
         let mut b = Peer::new(address, "b")?;
         let report = reserved(&mut a, &mut b, persist)?;
-        restart_machine(daemon, 1)?;
+        restart_vm(daemon, 1)?;
         let mut b = Peer::new(address, "b")?;
         let status = b.write()?;
         let mut a = Peer::new(address, "a")?;

@@ -173,9 +173,9 @@ fn poison_command_hurts_one_lane() -> Result<()> {
         progress.more("others work on", 50)?;
         ensure!(count(daemon, "engine_died")? == 5);
         let events = lab::events(daemon)?;
-        let told = &events.get("export_quarantined").context("an event")?[0];
-        ensure!(told["export"] == "t/victim", "{told}");
-        let message = told["message"].as_str().unwrap_or_default();
+        let reported = &events.get("export_quarantined").context("an event")?[0];
+        ensure!(reported["export"] == "t/victim", "{reported}");
+        let message = reported["message"].as_str().unwrap_or_default();
         for word in ["t/victim", "opcode 0x02", "block 3"] {
             ensure!(message.contains(word), "no `{word}` in: {message}");
         }
@@ -249,9 +249,9 @@ fn stuck_control_thread_is_replaced() -> Result<()> {
         Session::connect(address, NQN, HOST_NQN, &options)?;
         progress.more("work after the death", 50)?;
         let events = lab::events(daemon)?;
-        let told = events.get("engine_stuck").context("an event")?;
-        ensure!(told.len() == 1, "{told:?}");
-        let message = told[0]["message"].as_str().unwrap_or_default();
+        let reported = events.get("engine_stuck").context("an event")?;
+        ensure!(reported.len() == 1, "{reported:?}");
+        let message = reported[0]["message"].as_str().unwrap_or_default();
         for word in ["the control thread", "looking at a new connection"] {
             ensure!(message.contains(word), "no `{word}` in: {message}");
         }
@@ -310,21 +310,21 @@ fn damaged_state_region_resets_one_lane() -> Result<()> {
     let mut dice = Dice(lab::count_from("FOREBAY_TEST_SEED", 1));
     let mut lab = Lab::new(&LabOptions::volumes(3, 32 * MIB))?;
     lab.hurt = vec![0];
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     let ran = lab.during_load(Noticed::Nothing, |daemon, progress| {
         for _ in 0..DAMAGES {
             progress.more("work before the damage", 50)?;
             let engine = daemon.processes()?;
             kill(engine.engine, Signal::STOP)?;
-            told.push(damage_first_lane(engine.engine, &mut dice)?);
+            reported.push(damage_first_lane(engine.engine, &mut dice)?);
             kill(engine.engine, Signal::KILL)?;
             daemon.wait_engine_after(engine.generation, MINUTE)?;
         }
         progress.more("work after the damage", 50)
     });
-    ran.with_context(|| format!("damaged: {told:#?}"))?;
+    ran.with_context(|| format!("damaged: {reported:#?}"))?;
     println!(
-        "damaged: {told:#?}\n{}",
+        "damaged: {reported:#?}\n{}",
         lab.daemon.cli(&["stats"])?["takeover"]
     );
     lab.finish()
@@ -403,15 +403,15 @@ fn damage_first_lane(engine: u32, dice: &mut Dice) -> Result<Vec<String>> {
         }
     }
     ensure!(!words.is_empty(), "the first lane has no queue");
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     // The command remains valid, but for another block.
     if !places.is_empty() && dice.below(2) == 0 {
         let (name, word) = &places[dice.below(places.len() as u64) as usize];
         let flip = 1 + dice.below(255);
         word.fetch_xor(flip, Relaxed);
-        told.push(format!("{name} ^ {flip:#x}"));
+        reported.push(format!("{name} ^ {flip:#x}"));
     }
-    let hurt = (0..dice.below(3) + u64::from(told.is_empty())).map(|_| {
+    let hurt = (0..dice.below(3) + u64::from(reported.is_empty())).map(|_| {
         let (name, word) = &words[dice.below(words.len() as u64) as usize];
         let flip = match dice.below(3) {
             0 => 1 << dice.below(64),
@@ -421,6 +421,6 @@ fn damage_first_lane(engine: u32, dice: &mut Dice) -> Result<Vec<String>> {
         word.fetch_xor(flip, Relaxed);
         format!("{name} ^ {flip:#x}")
     });
-    told.extend(hurt);
-    Ok(told)
+    reported.extend(hurt);
+    Ok(reported)
 }

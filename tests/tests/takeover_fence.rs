@@ -128,10 +128,10 @@ impl Line {
     fn submit(&mut self, tag: u64, op: &IoOp, data: Vec<u8>) -> Result<()> {
         let taken = self.queue.submit(op, tag, data);
         ensure!(taken.is_ok(), "{op:?} was not taken");
-        self.look(Duration::ZERO)
+        self.poll(Duration::ZERO)
     }
 
-    fn look(&mut self, limit: Duration) -> Result<()> {
+    fn poll(&mut self, limit: Duration) -> Result<()> {
         let mut done = Vec::new();
         self.queue.poll(&mut done, Wait::Block, limit)?;
         for end in done {
@@ -157,7 +157,7 @@ impl Line {
 
     fn wait(&mut self, tag: u64) -> Result<Vec<u8>> {
         let ended = wait::until("a command's end", MINUTE, || {
-            self.look(Duration::from_millis(5))?;
+            self.poll(Duration::from_millis(5))?;
             Ok(self.ended.remove(&tag))
         })?;
         ensure!(ended.status.is_success(), "{:?}", ended.status);
@@ -307,7 +307,7 @@ fn late_read_spares_waiting_data() -> Result<()> {
     first.submit(6000, &all, data)?;
     // The host must poll, because its data is sent after an R2T.
     wait::until("both are held", MINUTE, || {
-        first.look(Duration::from_millis(5))?;
+        first.poll(Duration::from_millis(5))?;
         Ok((stage.hold.held().len() == 2).then_some(()))
     })?;
     drop(first);
@@ -316,19 +316,19 @@ fn late_read_spares_waiting_data() -> Result<()> {
     for lba in blocks.clone() {
         second.write(lba, 3)?;
     }
-    let look = |second: &mut Line| -> Result<()> {
+    let poll = |second: &mut Line| -> Result<()> {
         for lba in 100..140 {
             second.read(1000 + lba, lba)?;
             ensure!(second.wait(1000 + lba)? == content(lba, 1), "block {lba}");
         }
         Ok(())
     };
-    look(&mut second)?;
+    poll(&mut second)?;
     for lba in blocks.clone() {
         second.not_ended(lba, "a write over a held one")?;
     }
     stage.hold.release_reads();
-    look(&mut second)?;
+    poll(&mut second)?;
     stage.hold.release();
     for lba in blocks.clone() {
         second.wait(lba)?;

@@ -273,20 +273,20 @@ fn both_die(daemon: &mut Daemon, engine: (&str, u64), point: &str) -> Result<()>
     daemon.environment = vec![("FOREBAY_KILL".into(), kills)];
     daemon.start_again()?;
     daemon.kill_engine()?;
-    let mut looks = 0;
+    let mut polls = 0;
     wait::until("the daemon's death", MINUTE, || {
         if daemon.has_died()? {
             return Ok(Some(()));
         }
         // If the first engine died too early, one more death is needed.
-        looks += 1;
+        polls += 1;
         let patience = if daemon.engine_number().unwrap_or(1) > 1 {
             20
         } else {
             200
         };
-        if looks > patience {
-            looks = 0;
+        if polls > patience {
+            polls = 0;
             let _ = daemon.kill_engine();
         }
         Ok(None)

@@ -71,9 +71,9 @@ fn older_engine_is_named() -> Result<()> {
         Ok(is_named(&warnings(&daemon)?).then_some(()))
     })?;
     ensure!(daemon.status()?["health"] == "trouble");
-    let told = daemon.cli(&["events"])?.to_string();
-    ensure!(is_named(&told), "{told}");
-    ensure!(!told.contains("seems to hang"), "a guess: {told}");
+    let reported = daemon.cli(&["events"])?.to_string();
+    ensure!(is_named(&reported), "{reported}");
+    ensure!(!reported.contains("seems to hang"), "a guess: {reported}");
     drop(older);
     wait::until("the warning's end", LIMIT, || {
         Ok((!warnings(&daemon)?.contains(&cause)).then_some(()))

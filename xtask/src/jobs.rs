@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 const MOST: usize = 8;
 const MOST_GUESTS: usize = 2;
 /// Measuring time before another job starts.
-const LOOK: Duration = Duration::from_millis(500);
+const POLL: Duration = Duration::from_millis(500);
 /// Idle share of all processors that starts another job.
 const IDLE_SHARE: f64 = 0.2;
 
@@ -51,7 +51,7 @@ pub(crate) fn run<T: Send>(jobs: Vec<Job<T>>, mut take: impl FnMut(T)) {
                 });
                 load = Load::now();
             }
-            match results.recv_timeout(LOOK / 5) {
+            match results.recv_timeout(POLL / 5) {
                 Ok((company, result)) => {
                     if let Some(at) = running.iter().position(|other| *other == company) {
                         running.swap_remove(at);
@@ -94,9 +94,9 @@ impl Load {
         }
     }
 
-    /// Whether enough was idle; false within [`LOOK`].
+    /// Whether enough was idle; false within [`POLL`].
     fn is_idle(&mut self) -> bool {
-        if self.since.elapsed() < LOOK {
+        if self.since.elapsed() < POLL {
             return false;
         }
         let before = std::mem::replace(self, Self::now());

@@ -210,7 +210,7 @@ fn lacks(suite: &str, file: &str) -> Option<String> {
 /// What guests lack here, after an attempt to install it.
 fn guests_lack() -> Option<String> {
     static LACK: OnceLock<Option<String>> = OnceLock::new();
-    let look = || {
+    let poll = || {
         if let Some(missing) = debian::unavailable() {
             return Some(format!("the guest's kernel and programs need {missing}"));
         }
@@ -223,7 +223,7 @@ fn guests_lack() -> Option<String> {
         let installed = debian::install_on_host(&needed);
         installed.err().map(|error| format!("{error:#}"))
     };
-    LACK.get_or_init(look).clone()
+    LACK.get_or_init(poll).clone()
 }
 
 /// Sorted stems of the Rust files directly in a folder.

@@ -215,16 +215,19 @@ mod tests {
         for open in ["0.0.0.0:4420", "[::]:4420", "10.0.0.1:1", "[fe80::1]:1"] {
             config.nvme_tcp = vec![open.parse().unwrap()];
             config.metrics = open.parse().ok();
-            let told = config.exposures(&[]);
-            assert_eq!(told.len(), 2, "{open}");
-            assert!(told.iter().all(|told| told.contains(open)), "{told:?}");
+            let reported = config.exposures(&[]);
+            assert_eq!(reported.len(), 2, "{open}");
+            assert!(
+                reported.iter().all(|reported| reported.contains(open)),
+                "{reported:?}"
+            );
         }
         config.nvme_tcp = vec!["127.0.0.1:0".parse().unwrap()];
         config.metrics = None;
         let held = ["127.0.0.1:4420", "10.0.0.1:4420"].map(|held| held.parse().unwrap());
         assert_eq!(config.exposures(&held[..1]), Vec::<String>::new());
-        let told = config.exposures(&held);
-        assert_eq!(told.len(), 2, "{told:?}");
-        assert!(told[0].contains("not configured") && told[1].contains("at their word"));
+        let reported = config.exposures(&held);
+        assert_eq!(reported.len(), 2, "{reported:?}");
+        assert!(reported[0].contains("not configured") && reported[1].contains("at their word"));
     }
 }

@@ -45,7 +45,7 @@ pub(crate) struct Events {
     destructive: RefCell<VecDeque<Event>>,
     journal: Option<Journal>,
     /// For each kind caused by hosts: the second of the last event, and the count in it.
-    told: RefCell<BTreeMap<EventKind, (u64, u32)>>,
+    reported: RefCell<BTreeMap<EventKind, (u64, u32)>>,
     numbers: EventNumbers,
     changed: Signal,
     readers: Cell<usize>,
@@ -58,7 +58,7 @@ pub(crate) struct Events {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct News {
+pub(crate) struct EventFields {
     /// From a death's detection until its successor acted.
     pub(crate) pause: Option<Duration>,
     /// From a death's detection until the device was fenced.
@@ -80,7 +80,7 @@ impl Default for Events {
             changes: RefCell::default(),
             destructive: RefCell::default(),
             journal: None,
-            told: RefCell::default(),
+            reported: RefCell::default(),
             numbers: EventNumbers::open(None, now_unix_ms(), 0, 0),
             changed: Signal::new(),
             readers: Cell::new(0),
@@ -136,8 +136,8 @@ fn is_of_hosts(kind: EventKind) -> bool {
 impl Events {
     fn is_too_many(&self, kind: EventKind) -> bool {
         let second = now_unix_ms() / 1000;
-        let mut told = self.told.borrow_mut();
-        let (last, count) = told.entry(kind).or_default();
+        let mut reported = self.reported.borrow_mut();
+        let (last, count) = reported.entry(kind).or_default();
         if *last != second {
             (*last, *count) = (second, 0);
         }
@@ -148,7 +148,13 @@ impl Events {
         *count > HOSTS_EVENTS_PER_S
     }
 
-    pub(crate) fn tell(&self, kind: EventKind, generation: u64, message: String, news: News) {
+    pub(crate) fn report(
+        &self,
+        kind: EventKind,
+        generation: u64,
+        message: String,
+        fields: EventFields,
+    ) {
         if is_of_hosts(kind) && self.is_too_many(kind) {
             // The reader sees a gap.
             self.numbers.next(now_unix_ms());
@@ -171,35 +177,36 @@ impl Events {
         if kind == EventKind::EngineDied {
             self.deaths.set(self.deaths.get() + 1);
         }
-        let pause_ns = news.pause.map(ns);
+        let pause_ns = fields.pause.map(ns);
         if kind == EventKind::TookOver {
             self.takeovers.set(self.takeovers.get() + 1);
             self.last_pause_ns.set(pause_ns);
         }
-        let fence = news.fence.map(|(device, after)| DeviceFence {
+        let fence = fields.fence.map(|(device, after)| DeviceFence {
             device,
             fence_ns: ns(after),
         });
         let mut counts = self.closed.borrow_mut();
-        for (why, count) in &news.closed {
+        for (why, count) in &fields.closed {
             if counts.len() < REASONS_MAX || counts.contains_key(why) {
                 *counts.entry(why.clone()).or_default() += u64::from(*count);
             }
         }
-        let connections_closed = news
-            .closed
-            .into_iter()
-            .map(|(reason, count)| ClosedConnections {
-                reason,
-                count: count.into(),
-            });
+        let connections_closed =
+            fields
+                .closed
+                .into_iter()
+                .map(|(reason, count)| ClosedConnections {
+                    reason,
+                    count: count.into(),
+                });
         let event = Event {
             generation,
             message,
-            export: news.export,
-            device: news.device,
-            host: news.host,
-            count: news.count,
+            export: fields.export,
+            device: fields.device,
+            host: fields.host,
+            count: fields.count,
             pause_ns,
             fence,
             connections_closed: connections_closed.collect(),
@@ -346,24 +353,24 @@ mod tests {
     fn the_list_is_bounded_and_the_counters_go_on() {
         let events = Events::default();
         for n in 0..2000u32 {
-            let news = News {
+            let fields = EventFields {
                 pause: Some(Duration::from_nanos(n.into())),
                 closed: vec![("its record was damaged".to_owned(), 2)],
-                ..News::default()
+                ..EventFields::default()
             };
-            events.tell(
+            events.report(
                 EventKind::TookOver,
                 n.into(),
                 format!("take-over {n}"),
-                news,
+                fields,
             );
         }
-        let news = News {
+        let fields = EventFields {
             closed: (0..100).map(|n| (format!("reason {n}"), 1)).collect(),
             fence: Some((3, Duration::from_nanos(7))),
-            ..News::default()
+            ..EventFields::default()
         };
-        events.tell(EventKind::FencePassed, 0, "x".to_owned(), news);
+        events.report(EventKind::FencePassed, 0, "x".to_owned(), fields);
         events.note_fence(3, Duration::from_nanos(7));
         let list = events.after(None).events;
         assert_eq!(list.len(), EVENTS_KEPT);
@@ -394,7 +401,7 @@ mod tests {
             ..Audit::default()
         };
         let events = Events::kept_in(folder.path());
-        tell(&events, "a device is gone");
+        report(&events, "a device is gone");
         events.audit(1, audit("DELETE /v1/pool", true)).await;
         for _ in 0..10_000 {
             events.audit(1, audit("PUT budget", false)).await;
@@ -418,33 +425,42 @@ mod tests {
         assert_eq!(requests(&events), before);
         assert!(events.after(Some(newest)).events.is_empty());
         assert_eq!(events.after(None).missed, 0);
-        tell(&events, "an engine died");
+        report(&events, "an engine died");
         assert_eq!(texts(&events.after(Some(newest))), ["an engine died"]);
     }
 
     #[test]
     fn hosts_can_not_push_out_what_else_happened() {
         let events = Events::default();
-        tell(&events, "a device is gone");
+        report(&events, "a device is gone");
         for n in 0..10_000u32 {
             let kind = match n % 2 {
                 0 => EventKind::HostRefused,
                 _ => EventKind::ReservationPreempted,
             };
-            events.tell(kind, 1, format!("host {n}"), News::default());
+            events.report(kind, 1, format!("host {n}"), EventFields::default());
         }
-        tell(&events, "an engine died");
+        report(&events, "an engine died");
         let all = events.after(None);
-        let told = texts(&all);
-        assert_eq!(told[0], "a device is gone");
-        assert_eq!(told.last(), Some(&"an engine died"));
-        assert!(told.len() <= 2 + HOSTS_EVENTS_KEPT, "{}", told.len());
-        assert_eq!(all.missed + told.len() as u64, 10_002);
+        let reported = texts(&all);
+        assert_eq!(reported[0], "a device is gone");
+        assert_eq!(reported.last(), Some(&"an engine died"));
+        assert!(
+            reported.len() <= 2 + HOSTS_EVENTS_KEPT,
+            "{}",
+            reported.len()
+        );
+        assert_eq!(all.missed + reported.len() as u64, 10_002);
         assert!(all.events.is_sorted_by_key(|event| event.sequence));
     }
 
-    fn tell(events: &Events, text: &str) {
-        events.tell(EventKind::Warning, 1, text.to_owned(), News::default());
+    fn report(events: &Events, text: &str) {
+        events.report(
+            EventKind::Warning,
+            1,
+            text.to_owned(),
+            EventFields::default(),
+        );
     }
 
     fn texts(list: &EventList) -> Vec<&str> {
@@ -454,15 +470,15 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_reader_gets_what_came_after_the_last_one_it_has() {
         let events = Events::default();
-        tell(&events, "a");
-        tell(&events, "b");
+        report(&events, "a");
+        report(&events, "b");
         let first = events.read(None, Duration::ZERO).await;
         assert_eq!((texts(&first), first.missed), (vec!["a", "b"], 0));
         assert_eq!(first.events[1].sequence, first.events[0].sequence + 1);
         assert_eq!(first.newest, first.events[1].sequence);
         let later = async {
             tokio::time::sleep(Duration::from_secs(7)).await;
-            tell(&events, "c");
+            report(&events, "c");
         };
         let begun = tokio::time::Instant::now();
         let (second, ()) = tokio::join!(
@@ -481,10 +497,10 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_reader_that_fell_behind_is_told_how_far() {
         let events = Events::default();
-        tell(&events, "a");
+        report(&events, "a");
         let first = events.read(None, Duration::ZERO).await;
         for _ in 0..EVENTS_KEPT + 9 {
-            tell(&events, "b");
+            report(&events, "b");
         }
         let second = events.read(Some(first.newest), Duration::ZERO).await;
         assert_eq!((second.events.len(), second.missed), (EVENTS_KEPT, 9));

@@ -27,7 +27,7 @@ use crate::store::SyncStore;
 const ID_FILE: &str = "owner-id";
 /// How long a heartbeat of this installation's other boot is watched.
 const OWN_WINDOW: Duration = Duration::from_millis(2 * PERIOD_MS + PERIOD_MS / 2);
-const LOOK_EVERY: Duration = Duration::from_millis(200);
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// The longest time between the last read of another's heartbeat and the claim.
 const CLAIM_AT_MOST: Duration = Duration::from_secs(1);
 const TAKE_OVER_HINT: &str = "if no other machine uses it, `forebay pool open --take-over` makes it this one's; for \
@@ -153,7 +153,7 @@ impl Tenure {
             if now.saturating_sub(self.seen_ms.load(Relaxed)) < PAUSE_MS / 2 {
                 return Ok(());
             }
-            if self.look(store)? {
+            if self.poll_beat(store)? {
                 self.seen_ms.store(now, Relaxed);
                 return Ok(());
             }
@@ -162,7 +162,7 @@ impl Tenure {
         Err(io::Error::new(io::ErrorKind::PermissionDenied, taker))
     }
 
-    pub(crate) fn look(&self, store: &dyn BlockStore) -> io::Result<bool> {
+    pub(crate) fn poll_beat(&self, store: &dyn BlockStore) -> io::Result<bool> {
         match read_beat(store)? {
             Some(beat) if !beat.holder.is(&self.holder) => {
                 self.lose(&beat.holder.host);
@@ -295,17 +295,17 @@ fn take(
         OWN_WINDOW
     };
     let begin = Instant::now();
-    let mut looked = begin;
+    let mut checked = begin;
     while begin.elapsed() < window {
-        std::thread::sleep(LOOK_EVERY);
-        looked = Instant::now();
+        std::thread::sleep(POLL_INTERVAL);
+        checked = Instant::now();
         let now = read_beats(stores);
         if now != beats {
             return Err(alive(pool, now.iter().chain(beats).flatten(), holder));
         }
     }
     write_beat(first.as_ref(), holder, false).map_err(|error| unreadable(&error))?;
-    if looked.elapsed() > CLAIM_AT_MOST {
+    if checked.elapsed() > CLAIM_AT_MOST {
         return Err(ApiError::unavailable(format!(
             "pool {pool}: {} answers too slowly to be sure that nobody else opens the pool",
             first.0.info().spec

@@ -22,7 +22,7 @@ pub(crate) fn watch(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<Owned
 
 /// Polls of the runtime before an answer counts as late: one to read it, and a few for tasks that
 /// pass it on.
-const LOOKS: u32 = 8;
+const POLLS: u32 = 8;
 
 /// Like [`tokio::time::timeout`], for an answer that another task reads from a descriptor. Bytes
 /// that are there at the deadline are in time: the process may have been paused.
@@ -31,7 +31,7 @@ pub(crate) async fn in_time<F: Future>(limit: Duration, answer: F) -> Option<F::
     if let Ok(answer) = tokio::time::timeout(limit, &mut answer).await {
         return Some(answer);
     }
-    for _ in 0..LOOKS {
+    for _ in 0..POLLS {
         tokio::task::yield_now().await;
         let now = poll_fn(|context| Poll::Ready(answer.as_mut().poll(context))).await;
         if let Poll::Ready(answer) = now {

@@ -73,12 +73,12 @@ async fn run_here(config: DaemonConfig, program: Box<dyn Program>) -> Result<End
         let _ = stopped.await;
     };
     let server = tokio::task::spawn_local(api::serve(listener, handle, stopped));
-    let (ended_by, looking) = obey(&daemon, signals, &mut requests).await?;
+    let (ended_by, checking) = obey(&daemon, signals, &mut requests).await?;
     tracing::info!("the daemon stops");
     if daemon.is_settled().await {
-        looking.iter().for_each(JoinHandle::abort);
+        checking.iter().for_each(JoinHandle::abort);
     }
-    systemd::tell("STOPPING=1");
+    systemd::report("STOPPING=1");
     daemon.events.close_down();
     let _ = stop_api.send(());
     // Later requests get no answer, which callers read as "stopping".
@@ -101,14 +101,14 @@ async fn obey(
 ) -> Result<(EndedBy, Option<JoinHandle<()>>), DaemonError> {
     let mut starting = tokio::task::spawn_local(daemon.clone().start());
     let held = timeout(START_HOLD, &mut starting).await;
-    let mut looking = match held {
+    let mut checking = match held {
         Ok(started) => Some(daemon.started(started)?),
         Err(_) => None,
     };
     let ended_by = loop {
         tokio::select! {
-            started = &mut starting, if looking.is_none() => {
-                looking = Some(daemon.started(started)?);
+            started = &mut starting, if checking.is_none() => {
+                checking = Some(daemon.started(started)?);
             }
             request = requests.recv() => match request {
                 Some(DaemonRequest::Call(call)) => call(daemon),
@@ -123,7 +123,7 @@ async fn obey(
             _ = signals.hangup.recv() => daemon.reload(),
         }
     };
-    Ok((ended_by, looking))
+    Ok((ended_by, checking))
 }
 
 fn hint_if_in_use(error: io::Error, hint: &str) -> DaemonError {

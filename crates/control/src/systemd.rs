@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
 
 /// A failure is only logged.
-pub(crate) fn tell(what: &str) {
+pub(crate) fn report(what: &str) {
     let Some(socket) = std::env::var_os("NOTIFY_SOCKET") else {
         return;
     };

@@ -83,7 +83,7 @@ impl Device {
 
     /// Starts an operation under [`crate::Buf::new`]'s contract. Keep `op` for [`Device::finish`].
     /// `EINVAL`: outside the device, or not aligned.
-    pub fn submit(&self, ring: &mut Ring, op: &mut Op, user_data: u64) -> Submitted {
+    pub fn queue(&self, ring: &mut Ring, op: &mut Op, user_data: u64) -> Submitted {
         if let Err(errno) = self.check(op) {
             return Submitted::Done(Err(errno));
         }
@@ -141,7 +141,7 @@ impl Device {
         self.backend.is_native()
     }
 
-    /// Whether operations end in [`Device::submit`].
+    /// Whether operations end in [`Device::queue`].
     #[must_use]
     pub fn ends_at_once(&self) -> bool {
         self.at_once.is_always()

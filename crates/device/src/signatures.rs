@@ -1,7 +1,7 @@
 //! Marks of other software on a device, so that `pool create` doesn't overwrite a file system
 //! because of a typing error. The middle of the device isn't read.
 
-pub(crate) const LOOK_BYTES: u64 = 1 << 20;
+pub(crate) const SCAN_BYTES: u64 = 1 << 20;
 
 struct Mark {
     name: &'static str,
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const LEN: usize = LOOK_BYTES as usize;
+    const LEN: usize = SCAN_BYTES as usize;
 
     #[test]
     fn every_mark_is_found() {

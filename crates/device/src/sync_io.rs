@@ -16,7 +16,7 @@ use crate::fence::{FenceError, Holder, Predecessor};
 pub use crate::kind::DeviceNow;
 use crate::kind::spec::DeviceSpec;
 use crate::kind::{DeviceInfo, OpenOptions, SyncBackend, local, registry};
-use crate::signatures::{self, LOOK_BYTES};
+use crate::signatures::{self, SCAN_BYTES};
 
 /// The content of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,8 +60,8 @@ impl SyncDevice {
     }
 
     /// The present state; [`SyncDevice::info`] has that at open.
-    pub fn look_now(&self) -> std::io::Result<DeviceNow> {
-        self.backend.look_now()
+    pub fn poll_now(&self) -> std::io::Result<DeviceNow> {
+        self.backend.poll_now()
     }
 
     /// Reads all of `into`.
@@ -111,7 +111,7 @@ impl SyncDevice {
 
     /// Checks [`SyncDevice::claim_for_daemon`] without claiming; returns whether it would pass over
     /// a dying daemon.
-    pub fn look_at_claim(&self) -> Result<bool, FenceError> {
+    pub fn check_claim(&self) -> Result<bool, FenceError> {
         self.backend.claims().would_pass_over(&self.inside)
     }
 
@@ -135,7 +135,7 @@ impl SyncDevice {
         // The page cache may be older than an engine's writes past it.
         self.backend.drop_cache();
         let capacity = self.info.capacity_bytes;
-        let mut head = vec![0; LOOK_BYTES.min(capacity) as usize];
+        let mut head = vec![0; SCAN_BYTES.min(capacity) as usize];
         let mut tail = head.clone();
         self.read_at(0, &mut head)?;
         self.read_at(capacity - tail.len() as u64, &mut tail)?;

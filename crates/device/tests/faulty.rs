@@ -250,10 +250,10 @@ fn libc_sigabrt() -> i32 {
 /// The children of the test above; otherwise does nothing.
 #[test]
 fn child() {
-    let Ok(told) = std::env::var(CHILD) else {
+    let Ok(reported) = std::env::var(CHILD) else {
         return;
     };
-    let (what, spec) = told.split_once(' ').expect("two words");
+    let (what, spec) = reported.split_once(' ').expect("two words");
     let spec: DeviceSpec = spec.parse().expect("a spec");
     let error = Device::open(&spec, &OpenOptions::default()).expect_err("not allowed yet");
     assert!(error.to_string().contains("allow_faulty"), "{error}");

@@ -108,7 +108,7 @@ impl Drop for Engine {
 }
 
 /// The first byte of each chunk; `None` if its bytes differ.
-fn look(device: &Device, chunks: u32) -> Vec<Option<u8>> {
+fn poll(device: &Device, chunks: u32) -> Vec<Option<u8>> {
     let mut driver = Driver::new();
     (0..chunks)
         .map(|chunk| {
@@ -149,11 +149,11 @@ fn a_successor_waits_for_what_is_in_flight() {
         who_holds(&device.path).expect("ask"),
         [7, 8].map(|generation| Holder::Engine { generation })
     );
-    let at_exit = look(&successor, CHUNKS);
+    let at_exit = poll(&successor, CHUNKS);
     assert!(!successor.predecessors_gone(8).expect("ask"));
     slow.release();
     let waited = successor.wait_for_predecessors(8, HANG).expect("it falls");
-    let at_lock = look(&successor, CHUNKS);
+    let at_lock = poll(&successor, CHUNKS);
     eprintln!("the lock fell {waited:?} after the exit was seen");
     assert!(
         at_exit.contains(&Some(0)),
@@ -181,10 +181,10 @@ fn nothing_lands_after_the_lock() {
             .wait_for_predecessors(generation + 1, HANG)
             .expect("it falls");
         eprintln!("the lock fell {waited:?} after the exit was seen");
-        let at_lock = look(&successor, CHUNKS);
+        let at_lock = poll(&successor, CHUNKS);
         // A late write would land now.
         std::thread::sleep(Duration::from_millis(30));
-        assert_eq!(look(&successor, CHUNKS), at_lock);
+        assert_eq!(poll(&successor, CHUNKS), at_lock);
         assert!(successor.predecessors_gone(generation + 1).expect("ask"));
     }
 }
@@ -207,7 +207,7 @@ fn a_ram_device_is_free_when_its_engine_is_gone() {
     assert!(!successor.predecessors_gone(2).expect("ask"));
     engine.kill();
     successor.wait_for_predecessors(2, HANG).expect("it falls");
-    assert!(look(&successor, 16).iter().all(|byte| *byte == Some(1)));
+    assert!(poll(&successor, 16).iter().all(|byte| *byte == Some(1)));
 }
 
 /// A control group that limits writes to one device.

@@ -30,7 +30,7 @@ impl Rig {
     }
 
     fn run(&mut self, mut op: Op) -> Finish {
-        let submitted = self.device.submit(&mut self.ring, &mut op, 1);
+        let submitted = self.device.queue(&mut self.ring, &mut op, 1);
         assert_eq!(submitted, Submitted::Queued);
         let mut done = [Completion::default(); 1];
         while self.ring.drain(&mut done) == 0 {

@@ -303,15 +303,15 @@ fn a_device_hangs_and_fails_by_order() {
     let wake = driver.ring.wait(1, little).expect("wait");
     assert_ne!(wake, forebay_device::ring::Wake::Completions);
     // The write has not begun.
-    let look = || std::fs::read(lab.spec.path()).expect("reads")[..4096].to_vec();
-    assert_eq!(look(), [1; 4096]);
+    let poll = || std::fs::read(lab.spec.path()).expect("reads")[..4096].to_vec();
+    assert_eq!(poll(), [1; 4096]);
     let waiting = {
         let daemon = lab.open_sync();
         std::thread::spawn(move || daemon.write_at(8192, &[5; 512]))
     };
     std::fs::remove_file(hang_path(lab.spec.path())).expect("ordered");
     assert_eq!(driver.next(&device), (1, Ok(())));
-    assert_eq!(look(), [2; 4096]);
+    assert_eq!(poll(), [2; 4096]);
     waiting.join().expect("joins").expect("writes");
     std::fs::write(fail_path(lab.spec.path()), "").expect("ordered");
     for op in [

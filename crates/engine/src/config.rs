@@ -230,7 +230,7 @@ impl NewReactor {
             .ok_or_else(|| EngineError::Config(format!("reactor {number} is there twice")))?;
         let mut core = Core::new(number, region.clone(), Staging::over(staging), ring);
         core.devices.set_pulse(self.pulse);
-        core.away.link(self.links);
+        core.offload.link(self.links);
         core.set_spread(Spread::default());
         let sockets =
             Sockets::new(self.mailbox.wake_fd()).map_err(system("watching the mailbox"))?;

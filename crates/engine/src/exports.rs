@@ -20,7 +20,7 @@ pub(crate) struct Served {
 impl Served {
     /// Whether a host may connect over the network.
     pub(crate) fn allows(&self, host_nqn: &str) -> bool {
-        !self.config.frontend.is_machine()
+        !self.config.frontend.is_vm()
             && (self.config.any_host || self.config.hosts.contains(host_nqn))
     }
 }
@@ -86,7 +86,7 @@ struct Snapshot {
     /// Lists made since the last change.
     lists: BTreeMap<Nqn, Arc<Subsystems>>,
     #[cfg(test)]
-    looked: u64,
+    checked: u64,
 }
 
 impl ExportTable {
@@ -112,7 +112,7 @@ impl ExportTable {
         self.with(|s| {
             #[cfg(test)]
             {
-                s.looked += all.len() as u64;
+                s.checked += all.len() as u64;
             }
             if Arc::ptr_eq(&s.exports, &all) {
                 // As many hosts as there can be at once.
@@ -126,8 +126,8 @@ impl ExportTable {
     }
 
     #[cfg(test)]
-    pub(crate) fn looked(&self) -> u64 {
-        self.with(|s| s.looked)
+    pub(crate) fn checked(&self) -> u64 {
+        self.with(|s| s.checked)
     }
 
     pub(crate) fn addresses(&self) -> Arc<Vec<String>> {
@@ -141,7 +141,7 @@ impl ExportTable {
     /// The export of this subsystem, if served over the network.
     pub(crate) fn by_nqn(&self, nqn: &str) -> Option<Served> {
         let all = self.all();
-        let mut all = all.iter().filter(|e| !e.config.frontend.is_machine());
+        let mut all = all.iter().filter(|e| !e.config.frontend.is_vm());
         all.find(|e| e.config.nqn == nqn).cloned()
     }
 

@@ -28,10 +28,10 @@ const DEVICES: usize = 256;
 const PERIOD_NS: u64 = PERIOD_MS * 1_000_000;
 const PAUSE_NS: u64 = PAUSE_MS * 1_000_000;
 /// After this wait for a check, the engine gives up.
-const LOOK_LIMIT_NS: u64 = 10_000_000_000;
+const POLL_LIMIT_NS: u64 = 10_000_000_000;
 /// Limit of a new device's first check.
 const GRACE_NS: u64 = 100_000_000;
-const LOOK_AGAIN: Duration = Duration::from_millis(1);
+const POLL_AGAIN: Duration = Duration::from_millis(1);
 
 /// A cheap clock, some milliseconds late.
 fn coarse_ns() -> u64 {
@@ -84,7 +84,7 @@ impl Pulse {
 
     #[cold]
     fn wait(&self) {
-        let limit = coarse_ns() + LOOK_LIMIT_NS;
+        let limit = coarse_ns() + POLL_LIMIT_NS;
         while coarse_ns() > self.until_ns.load(Relaxed) {
             if coarse_ns() > limit {
                 eprintln!(
@@ -92,7 +92,7 @@ impl Pulse {
                 );
                 std::process::abort();
             }
-            std::thread::sleep(LOOK_AGAIN);
+            std::thread::sleep(POLL_AGAIN);
         }
     }
 }
@@ -187,7 +187,7 @@ struct Beating {
     devices: BTreeMap<DeviceIndex, Patient>,
     serial: u64,
     count: u64,
-    looking: BTreeSet<DeviceIndex>,
+    checking: BTreeSet<DeviceIndex>,
     period_began_ns: u64,
 }
 
@@ -208,7 +208,7 @@ impl Beating {
             devices: BTreeMap::new(),
             serial: 0,
             count: 0,
-            looking: BTreeSet::new(),
+            checking: BTreeSet::new(),
             period_began_ns: 0,
         }
     }
@@ -222,10 +222,10 @@ impl Beating {
                 self.begin_period(now);
             }
             let mut wake_ns = next_ns;
-            if !self.looking.is_empty() && self.pulse.until_ns.load(Relaxed) == 0 {
+            if !self.checking.is_empty() && self.pulse.until_ns.load(Relaxed) == 0 {
                 let grace_ends = self.period_began_ns + GRACE_NS;
                 if now >= grace_ends {
-                    self.looked();
+                    self.checked();
                 } else {
                     wake_ns = wake_ns.min(grace_ends);
                 }
@@ -234,7 +234,7 @@ impl Beating {
             if self.is_idle() {
                 match self.orders.recv_timeout(pause) {
                     Ok(order) => {
-                        self.take(order);
+                        self.handle_order(order);
                         next_ns = 0;
                     }
                     Err(RecvTimeoutError::Timeout) => {}
@@ -245,7 +245,7 @@ impl Beating {
                 self.reap();
             }
             while let Ok(order) = self.orders.try_recv() {
-                self.take(order);
+                self.handle_order(order);
                 next_ns = 0;
             }
         }
@@ -256,7 +256,7 @@ impl Beating {
         devices.all(|patient| matches!(patient.stage, BeatStage::Idle))
     }
 
-    fn take(&mut self, order: Order) {
+    fn handle_order(&mut self, order: Order) {
         match order {
             Order::Hold(holder, held) => {
                 self.holder = Some(holder);
@@ -275,8 +275,8 @@ impl Beating {
             Order::Forget(index) => {
                 // It stays in `held`: it may be opened again.
                 self.devices.remove(&index);
-                if self.looking.remove(&index) && self.looking.is_empty() {
-                    self.looked();
+                if self.checking.remove(&index) && self.checking.is_empty() {
+                    self.checked();
                 }
             }
         }
@@ -288,12 +288,12 @@ impl Beating {
         }
         // An added device begins no period: others' first checks may be in progress.
         if now.saturating_sub(self.period_began_ns) >= PERIOD_NS {
-            if !self.looking.is_empty() && self.period_began_ns > 0 {
+            if !self.checking.is_empty() && self.period_began_ns > 0 {
                 // The remaining devices hang; the others were checked.
-                self.looked();
+                self.checked();
             }
             self.period_began_ns = now;
-            self.looking.clear();
+            self.checking.clear();
         }
         let held: Vec<DeviceIndex> = self.held.iter().copied().collect();
         for index in held {
@@ -301,21 +301,21 @@ impl Beating {
             if idle.is_some_and(|patient| matches!(patient.stage, BeatStage::Idle))
                 && let Some(block) = self.block(index)
             {
-                self.looking.insert(index);
-                self.submit(
+                self.checking.insert(index);
+                self.queue_beat(
                     index,
                     BeatStage::Reads(Op::read(HEARTBEAT_OFFSET_BYTES, block)),
                 );
             }
         }
         self.enter();
-        if self.looking.is_empty() {
-            self.looked();
+        if self.checking.is_empty() {
+            self.checked();
         }
     }
 
     /// All devices that answer had this holder at the period's start.
-    fn looked(&self) {
+    fn checked(&self) {
         if !self.held.is_empty() {
             let until = self.period_began_ns + PAUSE_NS;
             self.pulse.until_ns.store(until, Relaxed);
@@ -327,14 +327,14 @@ impl Beating {
         self.room.buf(at, HEARTBEAT_BYTES as u32)
     }
 
-    fn submit(&mut self, index: DeviceIndex, stage: BeatStage) {
+    fn queue_beat(&mut self, index: DeviceIndex, stage: BeatStage) {
         let Some(patient) = self.devices.get_mut(&index) else {
             return;
         };
         let (BeatStage::Reads(mut op) | BeatStage::Writes(mut op)) = stage else {
             return;
         };
-        let submitted = patient.device.submit(
+        let submitted = patient.device.queue(
             &mut self.ring,
             &mut op,
             patient.serial << 8 | u64::from(index.0),
@@ -371,7 +371,7 @@ impl Beating {
                         BeatStage::Reads(_) => BeatStage::Reads(op),
                         _ => BeatStage::Writes(op),
                     };
-                    self.submit(index, again);
+                    self.queue_beat(index, again);
                 }
             }
         }
@@ -396,9 +396,9 @@ impl Beating {
         }
         match stage {
             BeatStage::Reads(_) => {
-                let was = result.is_ok().then(|| self.look(index)).flatten();
-                if self.looking.remove(&index) && self.looking.is_empty() {
-                    self.looked();
+                let was = result.is_ok().then(|| self.check(index)).flatten();
+                if self.checking.remove(&index) && self.checking.is_empty() {
+                    self.checked();
                 }
                 if result.is_ok() && self.held.contains(&index) {
                     self.beat(index, was.map_or(0, |beat| beat.count));
@@ -410,7 +410,7 @@ impl Beating {
     }
 
     /// Does not return if the block has another holder.
-    fn look(&self, index: DeviceIndex) -> Option<Beat> {
+    fn check(&self, index: DeviceIndex) -> Option<Beat> {
         let mut bytes = [0; HEARTBEAT_BYTES];
         let at = usize::from(index.0) * HEARTBEAT_BYTES;
         if !self.room.copy_out(at, &mut bytes) {
@@ -440,7 +440,7 @@ impl Beating {
         };
         let at = usize::from(index.0) * HEARTBEAT_BYTES;
         if self.room.copy_in(at, &beat.encode()) {
-            self.submit(
+            self.queue_beat(
                 index,
                 BeatStage::Writes(Op::write(HEARTBEAT_OFFSET_BYTES, block)),
             );
@@ -474,7 +474,7 @@ mod tests {
             let limit = Instant::now() + Duration::from_secs(30);
             while coarse_ns() > pulse.until_ns.load(Relaxed) {
                 assert!(Instant::now() < limit, "nobody looks at it");
-                std::thread::sleep(LOOK_AGAIN);
+                std::thread::sleep(POLL_AGAIN);
             }
             heart.forget(only);
         }

@@ -83,8 +83,8 @@ pub struct Lane {
     pub volume: Arc<Volume>,
     pub reservations: Arc<Reservations>,
     /// Access of VMs, which cannot register.
-    pub machines_may: Access,
-    pub figures: VolumeStatistics,
+    pub vm_access: Access,
+    pub statistics: VolumeStatistics,
     /// `None`: nothing is charged.
     pub share: Option<Share>,
     pub export: Arc<ExportConfig>,
@@ -92,7 +92,7 @@ pub struct Lane {
     pub in_flight: u32,
     pub slices: u32,
     /// Slices that other reactors carry out.
-    pub away: u32,
+    pub remote: u32,
     pub removed: bool,
     /// The highest commit requested.
     pub commit_asked: u64,
@@ -110,13 +110,13 @@ impl Lane {
             index,
             volume,
             reservations: Arc::default(),
-            machines_may: Access::ALL,
-            figures: VolumeStatistics::default(),
+            vm_access: Access::ALL,
+            statistics: VolumeStatistics::default(),
             share: None,
             export,
             in_flight: 0,
             slices: 0,
-            away: 0,
+            remote: 0,
             removed: false,
             commit_asked: 0,
             region,
@@ -124,7 +124,7 @@ impl Lane {
     }
 
     pub fn set_reservations(&mut self, reservations: &Arc<Reservations>) {
-        self.machines_may = reservations.access_of_strangers();
+        self.vm_access = reservations.access_of_strangers();
         self.reservations = reservations.clone();
     }
 
@@ -151,7 +151,7 @@ impl Lane {
         let volume = &self.volume.config;
         NamespaceInfo {
             geometry: self.geometry(),
-            used_blocks: (self.figures.used_bytes).map_or(self.volume.blocks(), |bytes| {
+            used_blocks: (self.statistics.used_bytes).map_or(self.volume.blocks(), |bytes| {
                 bytes.div_ceil(u64::from(volume.block_bytes))
             }),
             extent_bytes: volume.extent_bytes,
@@ -172,11 +172,11 @@ impl Lane {
         let of = |kind: OpKind| &self.record().ops[kind as usize];
         let figure =
             |past: u64, cell: &AtomicU64| u128::from(past) + u128::from(cell.load(Relaxed));
-        let past = &self.figures.past;
+        let past = &self.statistics.past;
         Health {
-            available_spare_percent: self.figures.spare_percent,
-            spare_threshold_percent: self.figures.spare_threshold_percent,
-            critical_warning: self.figures.warnings,
+            available_spare_percent: self.statistics.spare_percent,
+            spare_threshold_percent: self.statistics.spare_threshold_percent,
+            critical_warning: self.statistics.warnings,
             bytes_read: figure(past.bytes_read, &of(OpKind::Read).bytes),
             bytes_written: figure(past.bytes_written, &of(OpKind::Write).bytes),
             host_reads: figure(past.reads, &of(OpKind::Read).ops),

@@ -75,8 +75,8 @@ pub enum Upcall {
     /// The client needs these deposits no longer.
     Withdrawn(u64, Vec<u32>),
     /// A VM's client has left, and its last command has ended.
-    MachineLeft(u64, ExportId, Closing),
+    VmDetached(u64, ExportId, Closing),
     /// A VM's request was refused; the text is for the operator.
-    MachineRefused(ExportId, String),
+    VmRefused(ExportId, String),
     Stopped,
 }

@@ -117,14 +117,14 @@ fn an_export_is_served_where_it_is_told() {
     let mut engine = TestEngine::start("ram", 8 << 20, 2);
     (1..=5).for_each(|volume| engine.volume(volume, 1 << 20, 4096));
     // An unknown reactor means the one with the fewest exports.
-    for (volume, told) in [
+    for (volume, reported) in [
         (1, Some(1)),
         (2, Some(1)),
         (3, None),
         (4, Some(0)),
         (5, Some(7)),
     ] {
-        engine.export_at(volume, &[], told);
+        engine.export_at(volume, &[], reported);
         // A repetition does not move it.
         engine.export_at(volume, &[], Some(0));
     }

@@ -201,7 +201,7 @@ fn a_successor_acts_only_when_it_is_told() {
     lab.say(&ToEngine::SocketsEnd, vec![]);
     let converted = FromEngine::Converted {
         request: 5,
-        machines: 0,
+        vms: 0,
         queues: 0,
         commands: 0,
         closed: vec![

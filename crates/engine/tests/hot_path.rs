@@ -271,7 +271,7 @@ fn claims() -> bool {
                 keep: None,
                 release: None,
             };
-            let word = Word::ahead(DeviceIndex(0), ExtentIndex(range.count + 10)).unwrap();
+            let word = Word::preallocated(DeviceIndex(0), ExtentIndex(range.count + 10)).unwrap();
             let grants = vec![GrantOf {
                 volume,
                 range,

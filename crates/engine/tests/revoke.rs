@@ -363,12 +363,12 @@ fn a_place_ahead_is_written_or_taken_back() {
     let (mut claimed, mut taken_back) = (0, 0);
     for round in 0..ROUNDS {
         let data = [round as u8 | 1; 4096];
-        let ahead = Word::ahead(DeviceIndex(0), ExtentIndex(10)).unwrap();
+        let preallocated = Word::preallocated(DeviceIndex(0), ExtentIndex(10)).unwrap();
         daemon.say(ToEngine::Grants {
             grants: vec![GrantOf {
                 volume: V,
                 range: ExtentRange::new(0, 4),
-                word: ahead.bits(),
+                word: preallocated.bits(),
                 commit_sequence: 0,
             }],
         });

@@ -110,9 +110,9 @@ fn a_ports_state_reaches_its_hosts_under_load() {
             _ => (PathState::NonOptimized, 2),
         };
         set_port(&mut engine, 7, state, round + 1);
-        let told = host.response();
+        let reported = host.response();
         assert_eq!(
-            (told.cid(), told.result()),
+            (reported.cid(), reported.result()),
             (9000, 0x0C_0302),
             "round {round}"
         );
@@ -175,8 +175,8 @@ fn discovery_tells_each_host_of_its_own_alone() {
     assert!(is_quiet(&mut host));
     assert_eq!(log(&mut host, 0x70, 1024)[..8], generation);
     let both = engine.export(2, &[STRANGER, HOST]);
-    let told = host.response();
-    assert_eq!((told.cid(), told.result()), (9000, 0x70_F002));
+    let reported = host.response();
+    assert_eq!((reported.cid(), reported.result()), (9000, 0x70_F002));
     let page = log(&mut host, 0x70, 8192);
     assert_ne!(page[..8], generation);
     assert_eq!(entries(&page), [(ours.clone(), 7), (both, 7)]);

@@ -66,10 +66,10 @@ fn usage(error: &clap::Error) -> ExitCode {
 /// Recovery is designed for the process's death. Only panics around the catalog's database are
 /// errors: it reads untrusted data.
 fn abort_on_panic() {
-    let tell = std::panic::take_hook();
+    let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         if !forebay_pool::panic_is_caught() {
-            tell(panic);
+            report(panic);
             std::process::abort();
         }
     }));

@@ -80,7 +80,7 @@ pub(crate) struct Connection {
     stream: TcpStream,
     addr: SocketAddr,
     params: TcpParams,
-    machine: HostQueue,
+    vm: HostQueue,
     commands: Vec<PendingCommand>,
     rx: Box<[u8]>,
     rx_start: usize,
@@ -127,9 +127,9 @@ impl Connection {
         stream.set_read_timeout(None).map_err(socket_error)?;
         stream.set_write_timeout(None).map_err(socket_error)?;
         stream.set_nonblocking(true).map_err(socket_error)?;
-        let machine = HostQueue::new(depth, &params);
+        let vm = HostQueue::new(depth, &params);
         let now = Instant::now();
-        let commands = (0..machine.depth()).map(|_| PendingCommand {
+        let commands = (0..vm.depth()).map(|_| PendingCommand {
             tag: 0,
             buf: Vec::new(),
             sending: 0,
@@ -139,7 +139,7 @@ impl Connection {
         });
         Ok(Self {
             commands: commands.collect(),
-            machine,
+            vm,
             stream,
             addr,
             params,
@@ -159,16 +159,16 @@ impl Connection {
     }
 
     pub(crate) fn depth(&self) -> usize {
-        usize::from(self.machine.depth())
+        usize::from(self.vm.depth())
     }
 
     pub(crate) fn in_flight(&self) -> usize {
-        usize::from(self.machine.in_flight())
+        usize::from(self.vm.in_flight())
     }
 
     pub(crate) fn set_in_capsule_bytes(&mut self, bytes: u32) {
         self.params.max_in_capsule_bytes = bytes;
-        self.machine.set_in_capsule_bytes(bytes);
+        self.vm.set_in_capsule_bytes(bytes);
     }
 
     /// Begins a command, which leaves with the next [`Connection::progress`]. A full queue returns
@@ -185,7 +185,7 @@ impl Connection {
             // An idle queue does not update its clock.
             self.now = Instant::now();
         }
-        let Some(begun) = self.machine.begin(sqe, transfer) else {
+        let Some(begun) = self.vm.begin(sqe, transfer) else {
             return Err(buf);
         };
         let command = &mut self.commands[usize::from(begun.slot)];
@@ -327,7 +327,7 @@ impl Connection {
         self.tx.sent(bytes);
         while let Some((slot, answers_r2t)) = self.tx.pop_sent() {
             if answers_r2t {
-                self.machine.r2t_answered(slot);
+                self.vm.r2t_answered(slot);
             }
             let command = &mut self.commands[usize::from(slot)];
             command.sending -= 1;
@@ -401,7 +401,7 @@ impl Connection {
                 Ok(Parsed::Pdu(frame)) => frame,
                 Err(error) => return Err(self.refuse_pdu(error)),
             };
-            let event = match self.machine.on_pdu(&frame) {
+            let event = match self.vm.on_pdu(&frame) {
                 Ok(event) => event,
                 Err(violation) => return Err(self.refuse(violation)),
             };
@@ -462,7 +462,7 @@ impl Connection {
         }
         let slot = incoming.slot;
         self.incoming = None;
-        if let Some(completion) = self.machine.data_received(slot, digest_ok) {
+        if let Some(completion) = self.vm.data_received(slot, digest_ok) {
             self.end(completion, out);
         }
         true
@@ -507,7 +507,7 @@ impl Connection {
             result: completion.result,
             buf: std::mem::take(&mut command.buf),
         });
-        self.machine.release(completion.slot);
+        self.vm.release(completion.slot);
     }
 
     fn check_overdue(&self) -> Result<(), Error> {

@@ -3,7 +3,7 @@
 //!
 //! Only [`forebay_nvme`] is shared with the target. A [`Session`] is an association. An [`IoQueue`]
 //! is one of its connections, owned by one thread. [`load`] measures, [`verify`] checks data,
-//! [`machine`] does both for VM disks.
+//! [`vm`] does both for VM disks.
 //!
 //! Only [`verify`] reconnects. There is no command splitting, multipath, in-band authentication or
 //! TLS.
@@ -14,11 +14,11 @@ mod discovery;
 mod error;
 mod handshake;
 pub mod load;
-pub mod machine;
 mod queue;
 mod session;
 mod tx;
 pub mod verify;
+pub mod vm;
 
 pub use admin::AsyncEvent;
 pub use connection::{Done, Wait};

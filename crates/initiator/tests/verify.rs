@@ -144,14 +144,16 @@ fn through_deaths(promise: Promise, lose_cache: bool) -> (WriteReport, VerifyRep
             }
             over.store(true, SeqCst);
         });
-        let mut told = |_: &_| {
+        let mut reported = |_: &_| {
             if over.load(SeqCst) {
                 Break(())
             } else {
                 Continue(())
             }
         };
-        verifier.write(WriteGoal::UntilTold, &mut told).unwrap()
+        verifier
+            .write(WriteGoal::UntilReported, &mut reported)
+            .unwrap()
     });
     let report = verifier.read_back(&mut |_| ()).unwrap();
     (written, report)

@@ -9,7 +9,7 @@ use crate::{
     records::{ExportRecord, PlainExport},
     volumes::map::{MAP_CHUNK, MapRun},
 };
-use forebay_xlate::boundary::message::{Frontend, MAX_MACHINE_QUEUES};
+use forebay_xlate::boundary::message::{Frontend, MAX_VM_QUEUES};
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -66,9 +66,7 @@ pub(crate) fn decode_export(bytes: &[u8]) -> Result<ExportRecord> {
             known.extend_from_slice(rest);
             let record: ExportRecord = decode(&known)?;
             match record.frontend {
-                Frontend::VhostUser { queues, .. }
-                    if !(1..=MAX_MACHINE_QUEUES).contains(&queues) =>
-                {
+                Frontend::VhostUser { queues, .. } if !(1..=MAX_VM_QUEUES).contains(&queues) => {
                     Err(wrong("a machine with no queues, or too many"))
                 }
                 _ => Ok(record),

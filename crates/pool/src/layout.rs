@@ -24,7 +24,7 @@ pub(crate) const CATALOG_OFFSET_BYTES: u64 = MIB;
 /// An empty catalog: redb's own part, tenants, volumes and exports.
 const CATALOG_BASE_BYTES: u64 = 4 * MIB;
 /// A scattered extent takes about 4 bytes of records: 3 of map, at most 1 of state. The pool keeps
-/// 14 free for it (`stock`). [`LIVE_FRACTION`] of the area may be records, which gives 16 per
+/// 14 free for it (`spare`). [`LIVE_FRACTION`] of the area may be records, which gives 16 per
 /// extent.
 const CATALOG_BYTES_PER_EXTENT: u64 = 48;
 /// One third: a tree's pages are half full, and a transaction writes new pages before it frees old

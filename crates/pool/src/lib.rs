@@ -78,6 +78,6 @@ pub use store::{BLOCK_BYTES, BlockStore, MemStore, bounded::BoundedStore};
 pub use uuid::Uuid;
 pub use volumes::{
     VolumeSpace, Volumes,
-    ahead::Around,
     faults::{FaultAnswer, Released},
+    preallocated::Around,
 };

@@ -67,9 +67,9 @@ fn take_dirty(pool: &mut Pool, max: u64) -> Vec<DeviceRun> {
     devices.into_iter().flat_map(take).collect()
 }
 
-fn launder(pool: &mut Pool, catalog: &Catalog) {
+fn zero_fill(pool: &mut Pool, catalog: &Catalog) {
     for run in take_dirty(pool, u64::MAX) {
-        pool.laundered(run).unwrap();
+        pool.zero_filled(run).unwrap();
     }
     commit(pool, catalog);
 }
@@ -346,8 +346,8 @@ fn what_may_still_be_written_is_quarantined_with_its_release() {
     let w = volume(&mut pool, "w", 64);
     let free = 64 - quarantined;
     for logical in 0..free {
-        if write(&mut pool, &catalog, w, logical) == FaultAnswer::AwaitLaunder {
-            launder(&mut pool, &catalog);
+        if write(&mut pool, &catalog, w, logical) == FaultAnswer::AwaitZeroFill {
+            zero_fill(&mut pool, &catalog);
             place(write(&mut pool, &catalog, w, logical));
         }
     }
@@ -366,7 +366,7 @@ fn what_may_still_be_written_is_quarantined_with_its_release() {
     commit(&mut pool, &catalog);
     assert_eq!(pool.allocator().quarantined_on(D0), 0);
     assert!(pool.allocator().quarantined_on(D1) > 0);
-    launder(&mut pool, &catalog);
+    zero_fill(&mut pool, &catalog);
     place(write(&mut pool, &catalog, w, free));
     drop((pool, catalog));
     // Another boot ends it.
@@ -406,7 +406,7 @@ fn a_quarantine_ends_up_to_its_mark() {
     assert_eq!(run.count, 3);
     pool.quarantine(run).unwrap();
     assert!(pool.quarantine(run).is_err(), "not being laundered now");
-    assert!(pool.laundered(run).is_err());
+    assert!(pool.zero_filled(run).is_err());
     commit(&mut pool, &catalog);
     assert_eq!(pool.allocator().quarantined_on(D0), 5);
     assert!(take_dirty(&mut pool, 100).is_empty());

@@ -75,7 +75,7 @@ impl Life {
         self.commit()
     }
 
-    fn launder(&mut self) -> Result<()> {
+    fn zero_fill(&mut self) -> Result<()> {
         let runs = self.pool.take_dirty(DeviceIndex(0), u64::MAX);
         for run in &runs {
             for extent in run.first.0..run.end() {
@@ -84,7 +84,7 @@ impl Life {
         }
         self.disk.flush(0);
         for run in runs {
-            self.pool.laundered(run)?;
+            self.pool.zero_filled(run)?;
         }
         self.commit()
     }
@@ -110,9 +110,9 @@ impl Life {
                     self.commit()?;
                     continue;
                 }
-                FaultAnswer::AwaitLaunder => {
+                FaultAnswer::AwaitZeroFill => {
                     self.commit()?;
-                    self.launder()?;
+                    self.zero_fill()?;
                     continue;
                 }
                 FaultAnswer::NoSpace => return Ok(None),
@@ -251,7 +251,7 @@ fn freed_extent_never_shows_old_bytes() {
             life.pool
                 .release(second, ExtentIndex(0), EXTENTS, &DRAINED)?;
             life.commit()?;
-            life.launder()?;
+            life.zero_fill()?;
         }
         Ok(())
     });

@@ -26,10 +26,10 @@ fn new(name: &str, extents: u64, reserved: u64) -> NewVolume {
     }
 }
 
-fn launder(pool: &mut Pool) {
+fn zero_fill(pool: &mut Pool) {
     for device in 0..pool.devices().len() as u8 {
         for run in pool.take_dirty(DeviceIndex(device), u64::MAX) {
-            pool.laundered(run).unwrap();
+            pool.zero_filled(run).unwrap();
         }
     }
 }
@@ -49,9 +49,9 @@ fn write(pool: &mut Pool, catalog: &Catalog, volume: VolumeId, logical: u64) -> 
                 commit(pool, catalog);
             }
             FaultAnswer::AwaitCommit { .. } => commit(pool, catalog),
-            FaultAnswer::AwaitLaunder => {
+            FaultAnswer::AwaitZeroFill => {
                 commit(pool, catalog);
-                launder(pool);
+                zero_fill(pool);
                 commit(pool, catalog);
             }
             FaultAnswer::NoSpace => return false,
@@ -142,12 +142,12 @@ fn others_never_eat_into_a_reservation() {
     }
     assert!(!write(&mut pool, &catalog, mine, 60));
     let got = pool.volumes().space_of(mine).unwrap();
-    assert_eq!((got.mapped, got.owed), (60, 0));
+    assert_eq!((got.mapped, got.entitlement), (60, 0));
     // Extents it releases stay reserved for it.
     pool.release(mine, ExtentIndex(3), 10, &DRAINED).unwrap();
     assert!(!write(&mut pool, &catalog, other, written));
     commit(&mut pool, &catalog);
-    launder(&mut pool);
+    zero_fill(&mut pool);
     assert!(!write(&mut pool, &catalog, other, written));
     assert!(write(&mut pool, &catalog, mine, 3));
     pool.set_volume_reservation(mine, 40 * EXTENT).unwrap();
@@ -237,10 +237,10 @@ fn idle_volumes_give_their_stock_back() {
         assert!(write(&mut pool, &catalog, v, logical));
     }
     commit(&mut pool, &catalog);
-    let stock = pool.volumes().space_of(v).unwrap().reserved;
-    assert!(stock > 0);
-    assert_eq!(pool.return_idle_stock(), 0, "it was busy a moment ago");
-    assert_eq!(pool.return_idle_stock(), stock);
+    let spare = pool.volumes().space_of(v).unwrap().reserved;
+    assert!(spare > 0);
+    assert_eq!(pool.return_idle_spare(), 0, "it was busy a moment ago");
+    assert_eq!(pool.return_idle_spare(), spare);
     assert_eq!(pool.volumes().space_of(v).unwrap().reserved, 0);
     assert!(write(&mut pool, &catalog, v, 200));
     commit(&mut pool, &catalog);

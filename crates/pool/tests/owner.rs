@@ -52,9 +52,9 @@ fn place(answer: FaultAnswer) -> (DeviceIndex, u64) {
     }
 }
 
-fn launder(pool: &mut Pool, catalog: &Catalog) {
+fn zero_fill(pool: &mut Pool, catalog: &Catalog) {
     for run in take_dirty(pool, u64::MAX) {
-        pool.laundered(run).unwrap();
+        pool.zero_filled(run).unwrap();
     }
     commit(pool, catalog);
 }
@@ -264,18 +264,18 @@ fn freed_extents_are_laundered_before_anyone_gets_them() {
     assert!(take_dirty(&mut pool, 100).is_empty());
     assert_eq!(
         pool.fault(w, ExtentIndex(0), true).unwrap(),
-        FaultAnswer::AwaitLaunder
+        FaultAnswer::AwaitZeroFill
     );
     commit(&mut pool, &catalog);
     let runs = take_dirty(&mut pool, 100);
     assert_eq!(runs.iter().map(|run| run.count).sum::<u64>(), 8);
     assert_eq!(
         pool.fault(w, ExtentIndex(0), true).unwrap(),
-        FaultAnswer::AwaitLaunder
+        FaultAnswer::AwaitZeroFill
     );
-    pool.launder_failed(runs[0]).unwrap();
-    assert!(pool.laundered(runs[0]).is_err(), "it was given back");
-    launder(&mut pool, &catalog);
+    pool.zero_fill_failed(runs[0]).unwrap();
+    assert!(pool.zero_filled(runs[0]).is_err(), "it was given back");
+    zero_fill(&mut pool, &catalog);
     let (device, extent) = place(write(&mut pool, &catalog, w, 0));
     assert!(
         released
@@ -377,7 +377,7 @@ fn adoption_brings_uncommitted_mappings_back() {
         ErrorKind::NotFound
     );
     let report = pool.finish_adoption(true).unwrap();
-    assert_eq!((report.uncommitted, report.stock, report.dirty), (1, 14, 0));
+    assert_eq!((report.uncommitted, report.spare, report.dirty), (1, 14, 0));
     // Grantable only once this opening's sequences are unique.
     assert!(matches!(
         pool.fault(v, ExtentIndex(2), true).unwrap(),
@@ -406,9 +406,9 @@ fn a_reclaimed_extent_is_its_new_owners_after_a_crash() {
     let seq = pool.volumes().uncommitted(v).unwrap();
     drop((pool, catalog));
     let (mut pool, _) = try_open(&stores).unwrap();
-    let told = pool.adopt_grant(v, ExtentIndex(5), mine.0, ExtentIndex(mine.1), 1, seq);
-    assert_eq!(told.unwrap(), Adopted::Uncommitted);
-    assert_eq!(pool.finish_adoption(true).unwrap().stock, 15);
+    let reported = pool.adopt_grant(v, ExtentIndex(5), mine.0, ExtentIndex(mine.1), 1, seq);
+    assert_eq!(reported.unwrap(), Adopted::Uncommitted);
+    assert_eq!(pool.finish_adoption(true).unwrap().spare, 15);
 }
 
 #[test]
@@ -423,7 +423,7 @@ fn what_was_written_beyond_the_durable_end_is_not_handed_out() {
     // Neither the growth nor a reservation was committed.
     drop((pool, catalog));
     let (mut pool, catalog) = try_open(&stores).unwrap();
-    let told = |pool: &mut Pool, count, seq| {
+    let reported = |pool: &mut Pool, count, seq| {
         pool.adopt_grant(
             v,
             ExtentIndex(9),
@@ -434,8 +434,12 @@ fn what_was_written_beyond_the_durable_end_is_not_handed_out() {
         )
         .unwrap()
     };
-    assert_eq!(told(&mut pool, 1, seq), Adopted::Stale);
-    assert_eq!(told(&mut pool, u64::MAX, u64::MAX), Adopted::Stale, "noise");
+    assert_eq!(reported(&mut pool, 1, seq), Adopted::Stale);
+    assert_eq!(
+        reported(&mut pool, u64::MAX, u64::MAX),
+        Adopted::Stale,
+        "noise"
+    );
     pool.finish_adoption(true).unwrap();
     commit(&mut pool, &catalog);
     let dirty = take_dirty(&mut pool, 100);
@@ -458,10 +462,10 @@ fn a_grant_that_the_catalog_contradicts_is_stale_and_its_extent_dirty() {
     let (mut pool, catalog) = try_open(&stores).unwrap();
     // A spare extent, granted for a logical extent that is mapped elsewhere.
     let other = (0..16).find(|extent| *extent != committed.1).unwrap();
-    let told = pool
+    let reported = pool
         .adopt_grant(v, ExtentIndex(0), D0, ExtentIndex(other), 1, 1)
         .unwrap();
-    assert_eq!(told, Adopted::Stale);
+    assert_eq!(reported, Adopted::Stale);
     pool.finish_adoption(true).unwrap();
     commit(&mut pool, &catalog);
     assert_eq!(take_dirty(&mut pool, 10), [DeviceRun::new(D0, other, 1)]);
@@ -479,11 +483,11 @@ fn a_device_with_a_past_is_laundered_first() {
     commit(&mut pool, &catalog);
     assert_eq!(
         pool.fault(v, ExtentIndex(0), true).unwrap(),
-        FaultAnswer::AwaitLaunder
+        FaultAnswer::AwaitZeroFill
     );
     let runs = take_dirty(&mut pool, 8);
     assert_eq!(runs, [DeviceRun::new(D0, 0, 8)]);
-    pool.laundered(runs[0]).unwrap();
+    pool.zero_filled(runs[0]).unwrap();
     commit(&mut pool, &catalog);
     assert_eq!(place(write(&mut pool, &catalog, v, 0)).1, 0);
     drop((pool, catalog));

@@ -142,7 +142,7 @@ impl Node {
     }
 
     /// Promises a tenant its base if it fits.
-    pub fn take(&mut self, budget: &Budget, costs: &CostTable) -> Result<(), Refused> {
+    pub fn promise(&mut self, budget: &Budget, costs: &CostTable) -> Result<(), Refused> {
         budget.check().map_err(Refused::Bad)?;
         let most = costs.most_of(budget.base);
         let whole = self.capacity.per_second();
@@ -297,11 +297,11 @@ mod tests {
     fn more_base_than_there_is_says_what_would_fit() {
         let table = table();
         let mut node = node(1.0);
-        let refused = node.take(&budget(2_000_000), &table);
+        let refused = node.promise(&budget(2_000_000), &table);
         assert!(matches!(refused, Err(Refused::Bad(_))), "{refused:?}");
         let mut large = budget(999_999);
-        assert_eq!(node.take(&large, &table), Ok(()));
-        let said = node.take(&large, &table);
+        assert_eq!(node.promise(&large, &table), Ok(()));
+        let said = node.promise(&large, &table);
         let Err(Refused::Full { resource, fits, .. }) = said else {
             panic!("{said:?}");
         };
@@ -313,10 +313,10 @@ mod tests {
             "{text:?}"
         );
         large.base = fits;
-        assert_eq!(node.take(&large, &table), Ok(()));
-        assert!(node.take(&budget(1000), &table).is_err());
+        assert_eq!(node.promise(&large, &table), Ok(()));
+        assert!(node.promise(&budget(1000), &table).is_err());
         node.release(&large, &table);
-        assert_eq!(node.take(&budget(1000), &table), Ok(()));
+        assert_eq!(node.promise(&budget(1000), &table), Ok(()));
     }
 
     #[test]
@@ -324,7 +324,7 @@ mod tests {
         let table = table();
         let fill = |node: &mut Node| {
             let mut taken = 0;
-            while node.take(&budget(50_000), &table).is_ok() {
+            while node.promise(&budget(50_000), &table).is_ok() {
                 taken += 1;
             }
             taken

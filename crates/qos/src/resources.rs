@@ -96,7 +96,7 @@ impl ResourceVector {
     /// Subtracts `cost` if all resources suffice.
     #[inline(always)]
     #[must_use]
-    pub fn take(&mut self, cost: &Self) -> bool {
+    pub fn spend(&mut self, cost: &Self) -> bool {
         let rest = self.rest(cost);
         let enough = !is_below_nothing(&rest);
         if enough {

@@ -57,20 +57,20 @@ impl Used {
 
     /// Counts a buffer in use.
     #[inline]
-    pub fn take(&mut self) {
+    pub fn acquire(&mut self) {
         self.out += 1;
         self.most_out = self.most_out.max(self.out);
     }
 
     /// Counts a returned buffer.
     #[inline]
-    pub fn give(&mut self) {
+    pub fn release(&mut self) {
         self.out -= 1;
     }
 
     /// Checks whether a burst is over, when `own` buffers are kept. If so, returns how many free
     /// ones to keep.
-    pub fn look(&mut self, own: u32) -> Option<u32> {
+    pub fn poll(&mut self, own: u32) -> Option<u32> {
         let most = std::mem::replace(&mut self.most_out, self.out);
         self.calm = match most > own {
             true => 0,
@@ -90,15 +90,15 @@ mod tests {
         assert_eq!(own, [16, 8, 4, 2, 0, 0]);
         let mut used = Used::default();
         let burst = |used: &mut Used| {
-            (0..9).for_each(|_| used.take());
-            (0..9).for_each(|_| used.give());
+            (0..9).for_each(|_| used.acquire());
+            (0..9).for_each(|_| used.release());
         };
         burst(&mut used);
-        used.take();
-        let looks: Vec<_> = (0..7).map(|_| used.look(8)).collect();
-        assert_eq!(looks, [None, None, None, None, None, Some(7), Some(7)]);
+        used.acquire();
+        let polls: Vec<_> = (0..7).map(|_| used.poll(8)).collect();
+        assert_eq!(polls, [None, None, None, None, None, Some(7), Some(7)]);
         burst(&mut used);
-        assert_eq!((used.look(8), used.out()), (None, 1));
+        assert_eq!((used.poll(8), used.out()), (None, 1));
         assert_eq!(
             [4 << 10, 64 << 10, 4 << 20].map(returned_at_once),
             [64, 16, 1]

@@ -210,7 +210,7 @@ fn taken(all: Vec<Someone>, model: &Model, params: &Params) -> Vec<(Someone, Vec
             homes.push(then.best(tenant));
             then.export(tenant, homes[homes.len() - 1]);
         }
-        if then.fit() && node.take(&budget, &costs).is_ok() {
+        if then.fit() && node.promise(&budget, &costs).is_ok() {
             placement = then;
             taken.push((someone, homes));
         }

@@ -216,23 +216,23 @@ fn regions_are_described_with_what_may_be_mapped() {
         packet(command::DEVICE_GET_REGION_INFO, &payload)
     };
     let mut out = [0; 256];
-    let mut told = |session: &VfioSession, index, argsz| {
+    let mut reported = |session: &VfioSession, index, argsz| {
         let bytes = ask(index, argsz);
         let message = session.judge(&bytes, 0).unwrap();
         let answer = session.describe(&message, &mut out).unwrap();
         (answer, out[16..answer.bytes].to_vec())
     };
-    let (answer, info) = told(&session, 0, 32);
+    let (answer, info) = reported(&session, 0, 32);
     assert_eq!((answer.with_region, info.len(), info[0]), (None, 32, 64));
     // QEMU rejects a device that announces a missing capability.
     assert_eq!(wire::u32_at(&info, 4), Some(7));
     assert_eq!(wire::u32_at(&info, 12), Some(0));
-    let (answer, info) = told(&session, 0, 64);
+    let (answer, info) = reported(&session, 0, 64);
     assert_eq!((answer.with_region, info.len()), (Some(0), 64));
     assert_eq!(wire::u64_at(&info, 16), Some(0x4000));
     assert_eq!(wire::u32_at(&info, 4), Some(0xF));
     assert_eq!(wire::u64_at(&info, 48), Some(0x1000));
-    assert_eq!(told(&session, 7, 64).1.len(), 32);
+    assert_eq!(reported(&session, 7, 64).1.len(), 32);
     // A client without descriptors gets nothing to map.
     let mut shy = session.clone();
     shy.agreed(Negotiated {
@@ -240,7 +240,7 @@ fn regions_are_described_with_what_may_be_mapped() {
         client_descriptors: 0,
         client_data_bytes: 4096,
     });
-    let (answer, info) = told(&shy, 0, 64);
+    let (answer, info) = reported(&shy, 0, 64);
     assert_eq!((answer.with_region, info.len()), (None, 32));
     for (index, argsz) in [(9, 64), (u32::MAX, 64), (0, 31)] {
         assert_eq!(judged(&session, &ask(index, argsz), 0), Err(Errno::EINVAL));

@@ -24,7 +24,7 @@ const F_AVAIL: u16 = 1 << 7;
 const F_USED: u16 = 1 << 15;
 
 /// A guest's memory.
-pub struct Machine {
+pub struct Vm {
     /// The device's view.
     pub memory: GuestMemory,
     /// The driver's view.
@@ -33,7 +33,7 @@ pub struct Machine {
     pub file: OwnedFd,
 }
 
-impl Machine {
+impl Vm {
     /// New memory.
     #[must_use]
     pub fn new(bytes: u64) -> Self {

@@ -6,7 +6,7 @@
 
 #![allow(unsafe_code)]
 
-use forebay_virtio::model::{Driver, GUEST_ADDRESS, Layout, Machine, Offered};
+use forebay_virtio::model::{Driver, GUEST_ADDRESS, Layout, Offered, Vm};
 use forebay_virtio::queue::Queue;
 use forebay_virtio::ring::{Chain, RingFeatures};
 use std::collections::BTreeSet;
@@ -19,26 +19,23 @@ const BYTES: usize = 4096;
 const TURN: usize = BYTES - 8;
 const ROUNDS: u64 = 5;
 
-fn queue(machine: &Machine, driver: &Driver) -> Queue {
-    Queue::new(&driver.config(&machine.memory)).expect("a queue")
+fn queue(vm: &Vm, driver: &Driver) -> Queue {
+    Queue::new(&driver.config(&vm.memory)).expect("a queue")
 }
 
 /// A child maps the memory again: it doesn't inherit the mapping.
-fn same(machine: &Machine) -> Machine {
-    Machine::of(
-        machine.file.try_clone().expect("a descriptor"),
-        BYTES as u64,
-    )
+fn same(vm: &Vm) -> Vm {
+    Vm::of(vm.file.try_clone().expect("a descriptor"), BYTES as u64)
 }
 
 /// Chains stay in flight over turns, and return in batches and out of order.
-fn device(machine: &Machine, driver: &Driver) {
-    let mut queue = queue(machine, driver);
+fn device(vm: &Vm, driver: &Driver) {
+    let mut queue = queue(vm, driver);
     let mut chain = Chain::default();
     let mut mine = Vec::with_capacity(16);
     for round in 0..ROUNDS {
-        while machine.all.load_u64(TURN, SeqCst) != Some(2 * round) {}
-        while let Some(tag) = queue.take(&machine.memory, &mut chain).expect("sound") {
+        while vm.all.load_u64(TURN, SeqCst) != Some(2 * round) {}
+        while let Some(tag) = queue.pop(&vm.memory, &mut chain).expect("sound") {
             mine.push(tag);
         }
         let keep = usize::from(round + 1 < ROUNDS);
@@ -53,7 +50,7 @@ fn device(machine: &Machine, driver: &Driver) {
             }
         }
         queue.publish();
-        assert!(machine.all.store_u64(TURN, 2 * round + 1, SeqCst));
+        assert!(vm.all.store_u64(TURN, 2 * round + 1, SeqCst));
     }
 }
 
@@ -73,7 +70,7 @@ fn drive(driver: &mut Driver, indirect: bool) {
     }
 }
 
-fn successor_ends_all(copy: &Machine, driver: &Driver) {
+fn successor_ends_all(copy: &Vm, driver: &Driver) {
     let mut driver = driver.in_copy(&copy.all);
     let mut queue = queue(copy, &driver);
     let mut chain = Chain::default();
@@ -81,7 +78,7 @@ fn successor_ends_all(copy: &Machine, driver: &Driver) {
     while let Some(tag) = (queue.next_left(&copy.memory, &mut chain)).expect("sound") {
         assert!(tags.insert(tag));
     }
-    while let Some(tag) = queue.take(&copy.memory, &mut chain).expect("sound") {
+    while let Some(tag) = queue.pop(&copy.memory, &mut chain).expect("sound") {
         assert!(tags.insert(tag));
     }
     // One by one, so that the driver sees the dead device's last batch if it was shown.
@@ -97,7 +94,7 @@ fn successor_ends_all(copy: &Machine, driver: &Driver) {
         0,
         "a chain was in flight that nobody waits for"
     );
-    assert_eq!(queue.take(&copy.memory, &mut chain), Ok(None));
+    assert_eq!(queue.pop(&copy.memory, &mut chain), Ok(None));
 }
 
 fn step(child: impl FnOnce(), mut between: impl FnMut()) -> u64 {
@@ -145,44 +142,44 @@ fn step(child: impl FnOnce(), mut between: impl FnMut()) -> u64 {
     }
 }
 
-fn bytes(machine: &Machine) -> Vec<u8> {
+fn bytes(vm: &Vm) -> Vec<u8> {
     let mut bytes = vec![0; BYTES];
-    assert!(machine.all.read(0, &mut bytes));
+    assert!(vm.all.read(0, &mut bytes));
     bytes
 }
 
 /// Returns every state that a death can leave, with its driver.
 fn every_death(packed: bool, indirect: bool) -> Vec<(Vec<u8>, Driver)> {
-    let machine = Machine::new(BYTES as u64);
-    let copy = Machine::new(BYTES as u64);
+    let vm = Vm::new(BYTES as u64);
+    let copy = Vm::new(BYTES as u64);
     let features = RingFeatures {
         event_idx: false,
         indirect: true,
     };
     let layout = Layout::new(0, SIZE);
     assert!(layout.end <= TURN);
-    let mut driver = Driver::new(&machine.all, layout, SIZE, packed, features);
+    let mut driver = Driver::new(&vm.all, layout, SIZE, packed, features);
     drive(&mut driver, indirect);
     let first = driver.clone();
     let mut states = Vec::new();
     let mut before = Vec::new();
     let steps = step(
         || {
-            let machine = same(&machine);
-            device(&machine, &first.in_copy(&machine.all));
+            let vm = same(&vm);
+            device(&vm, &first.in_copy(&vm.all));
         },
         || {
-            let now = bytes(&machine);
+            let now = bytes(&vm);
             if now != before {
                 assert!(copy.all.write(0, &now));
                 successor_ends_all(&copy, &driver);
                 states.push((now.clone(), driver.clone()));
                 before = now;
             }
-            let turn = machine.all.load_u64(TURN, SeqCst).expect("inside");
+            let turn = vm.all.load_u64(TURN, SeqCst).expect("inside");
             if turn % 2 == 1 {
                 drive(&mut driver, indirect);
-                assert!(machine.all.store_u64(TURN, turn + 1, SeqCst));
+                assert!(vm.all.store_u64(TURN, turn + 1, SeqCst));
             }
         },
     );
@@ -196,20 +193,20 @@ fn every_death(packed: bool, indirect: bool) -> Vec<(Vec<u8>, Driver)> {
 
 fn dies_anywhere(packed: bool, indirect: bool) {
     let states = every_death(packed, indirect);
-    let machine = Machine::new(BYTES as u64);
-    let copy = Machine::new(BYTES as u64);
+    let vm = Vm::new(BYTES as u64);
+    let copy = Vm::new(BYTES as u64);
     // A successor dies during recovery. Neighbouring states differ by one store, so a sample
     // suffices.
     for (state, driver) in states.iter().step_by(STRIDE) {
-        assert!(machine.all.write(0, state));
+        assert!(vm.all.write(0, state));
         let mut before = state.clone();
         step(
             || {
-                let machine = same(&machine);
-                queue(&machine, &driver.in_copy(&machine.all));
+                let vm = same(&vm);
+                queue(&vm, &driver.in_copy(&vm.all));
             },
             || {
-                let now = bytes(&machine);
+                let now = bytes(&vm);
                 if now != before {
                     assert!(copy.all.write(0, &now));
                     successor_ends_all(&copy, driver);

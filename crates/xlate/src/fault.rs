@@ -105,18 +105,18 @@ mod tests {
         assert_eq!(write, Wanted::Ask, "a write is another question");
         assert_eq!(t.want(v, 5, true, 1), Wanted::Asked);
         assert_eq!(t.want(v, 6, true, 3), Wanted::Ask);
-        let told = t.granted(v, all, false);
-        assert_eq!(told.iter().collect::<Vec<_>>(), [0, 2]);
+        let reported = t.granted(v, all, false);
+        assert_eq!(reported.iter().collect::<Vec<_>>(), [0, 2]);
         assert_eq!(t.len(), 2, "the writes are still unanswered");
         assert_eq!(t.want(v, 5, false, 0), Wanted::Ask);
-        let told = t.failed(v, ExtentRange::new(5, 1), true);
+        let reported = t.failed(v, ExtentRange::new(5, 1), true);
         assert_eq!(
-            told.iter().collect::<Vec<_>>(),
+            reported.iter().collect::<Vec<_>>(),
             [1],
             "the read goes on waiting"
         );
-        let told = t.granted(v, all, true);
-        assert_eq!(told.iter().collect::<Vec<_>>(), [0, 3]);
+        let reported = t.granted(v, all, true);
+        assert_eq!(reported.iter().collect::<Vec<_>>(), [0, 3]);
         assert!(t.is_empty());
         assert!(t.granted(v, all, true).is_empty());
         assert_eq!(t.want(v, 5, true, 0), Wanted::Ask);

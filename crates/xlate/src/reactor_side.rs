@@ -29,7 +29,7 @@ pub fn access(word: Word, write: bool) -> Lookup {
         Some(Rights::ReadWrite) => Lookup::Device(word),
         Some(Rights::Read) if !write => Lookup::Device(word),
         Some(Rights::Hole) if !write => Lookup::Zeros,
-        Some(Rights::Hole) if word.is_ahead() => Lookup::Claim,
+        Some(Rights::Hole) if word.is_preallocated() => Lookup::Claim,
         _ => Lookup::Park,
     }
 }
@@ -39,7 +39,7 @@ pub fn access(word: Word, write: bool) -> Lookup {
 pub fn claim(table: &Table, range: ExtentRange) {
     for extent in range.first..range.end() {
         let seen = table.lookup(extent);
-        if seen.is_ahead() {
+        if seen.is_preallocated() {
             table.claim(extent, seen);
         }
     }
@@ -121,9 +121,9 @@ mod tests {
         assert_eq!(access(Word::HOLE, false), Lookup::Zeros);
         assert_eq!(access(Word::HOLE, true), Lookup::Park);
         assert_eq!(access(Word::MISS, false), Lookup::Park);
-        let ahead = Word::ahead(DeviceIndex(1), ExtentIndex(7)).unwrap();
-        assert_eq!(access(ahead, false), Lookup::Zeros);
-        assert_eq!(access(ahead, true), Lookup::Claim);
+        let preallocated = Word::preallocated(DeviceIndex(1), ExtentIndex(7)).unwrap();
+        assert_eq!(access(preallocated, false), Lookup::Zeros);
+        assert_eq!(access(preallocated, true), Lookup::Claim);
     }
 
     #[test]
@@ -140,12 +140,12 @@ mod tests {
     #[test]
     fn what_is_claimed_together_is_one_run() {
         let table = Table::new(8);
-        let ahead = Word::ahead(DeviceIndex(0), ExtentIndex(20)).unwrap();
-        table.install(ExtentRange::new(1, 6), ahead);
+        let preallocated = Word::preallocated(DeviceIndex(0), ExtentIndex(20)).unwrap();
+        table.install(ExtentRange::new(1, 6), preallocated);
         claim(&table, ExtentRange::new(2, 3));
-        assert_eq!(run(&table, 2, ahead.claimed().advance(1), 8), 3);
-        assert_eq!(table.lookup(1), ahead);
-        assert_eq!(table.lookup(5), ahead.advance(4));
+        assert_eq!(run(&table, 2, preallocated.claimed().advance(1), 8), 3);
+        assert_eq!(table.lookup(1), preallocated);
+        assert_eq!(table.lookup(5), preallocated.advance(4));
     }
 
     #[test]

@@ -141,10 +141,10 @@ pub const BOOT_VARIABLE: &str = "FOREBAY_BOOT_ID";
 /// The kernel's boot id; files of earlier boots have another.
 pub fn boot_id() -> io::Result<[u8; 16]> {
     #[cfg(feature = "test-device")]
-    let told = std::env::var(BOOT_VARIABLE).ok();
+    let reported = std::env::var(BOOT_VARIABLE).ok();
     #[cfg(not(feature = "test-device"))]
-    let told = None;
-    let text = match told {
+    let reported = None;
+    let text = match reported {
         Some(text) => text,
         None => std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?,
     };

@@ -8,7 +8,7 @@ use crate::types::{DeviceIndex, ExtentIndex, Rights};
 const EXTENT_BITS: u32 = 40;
 const EXTENT_MASK: u64 = (1 << EXTENT_BITS) - 1;
 const DEVICE_SHIFT: u32 = EXTENT_BITS;
-const AHEAD: u64 = 1 << 61;
+const PREALLOCATED: u64 = 1 << 61;
 const RIGHTS_SHIFT: u32 = 62;
 
 /// A packed translation; [`Word::MISS`] is none.
@@ -41,20 +41,20 @@ impl Word {
 
     /// A preallocated extent: a hole until its first write there. The device's extent must read as
     /// zeros. `None`: see [`Word::new`].
-    pub fn ahead(device: DeviceIndex, extent: ExtentIndex) -> Option<Word> {
+    pub fn preallocated(device: DeviceIndex, extent: ExtentIndex) -> Option<Word> {
         let place = Word::new(device, extent, Rights::ReadWrite)?.0 & !(3 << RIGHTS_SHIFT);
-        Some(Word(place | AHEAD | Word::HOLE.0))
+        Some(Word(place | PREALLOCATED | Word::HOLE.0))
     }
 
     /// Whether it is preallocated and unclaimed.
-    pub const fn is_ahead(self) -> bool {
-        self.0 & (AHEAD | 3 << RIGHTS_SHIFT) == AHEAD | Word::HOLE.0
+    pub const fn is_preallocated(self) -> bool {
+        self.0 & (PREALLOCATED | 3 << RIGHTS_SHIFT) == PREALLOCATED | Word::HOLE.0
     }
 
     /// The word after a first write; other words stay.
     pub const fn claimed(self) -> Word {
-        if self.is_ahead() {
-            Word(self.0 & !AHEAD | 3 << RIGHTS_SHIFT)
+        if self.is_preallocated() {
+            Word(self.0 & !PREALLOCATED | 3 << RIGHTS_SHIFT)
         } else {
             self
         }
@@ -99,7 +99,7 @@ impl Word {
     pub fn advance(self, n: u64) -> Word {
         match self.rights() {
             None => self,
-            Some(Rights::Hole) if !self.is_ahead() => self,
+            Some(Rights::Hole) if !self.is_preallocated() => self,
             Some(_) => {
                 Word(self.0 & !EXTENT_MASK | (self.extent().0.saturating_add(n)) & EXTENT_MASK)
             }
@@ -145,17 +145,20 @@ mod tests {
     #[test]
     fn a_place_ahead_is_a_hole_until_it_is_claimed() {
         let (device, extent) = (DeviceIndex(200), ExtentIndex(0x12_3456_789a));
-        let ahead = Word::ahead(device, extent).unwrap();
+        let preallocated = Word::preallocated(device, extent).unwrap();
         let stored = Word::new(device, extent, Rights::ReadWrite).unwrap();
-        assert!(ahead.is_ahead() && !ahead.writable());
-        assert_eq!(ahead.rights(), Some(Rights::Hole));
-        assert_eq!((ahead.device(), ahead.extent()), (device, extent));
-        assert_eq!(ahead.claimed(), stored);
-        assert_eq!(ahead.advance(3).claimed(), stored.advance(3));
+        assert!(preallocated.is_preallocated() && !preallocated.writable());
+        assert_eq!(preallocated.rights(), Some(Rights::Hole));
+        assert_eq!(
+            (preallocated.device(), preallocated.extent()),
+            (device, extent)
+        );
+        assert_eq!(preallocated.claimed(), stored);
+        assert_eq!(preallocated.advance(3).claimed(), stored.advance(3));
         for word in [stored, stored.read_only(), Word::HOLE, Word::MISS] {
-            assert!(!word.is_ahead());
+            assert!(!word.is_preallocated());
             assert_eq!(word.claimed(), word);
         }
-        assert_eq!(Word::ahead(device, ExtentIndex(1 << 40)), None);
+        assert_eq!(Word::preallocated(device, ExtentIndex(1 << 40)), None);
     }
 }

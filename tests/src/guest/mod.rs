@@ -60,7 +60,7 @@ pub struct GuestOptions {
     /// A process whose network the guest reaches as [`HOST_ADDRESS`]; `None`: the test's own.
     pub network_of: Option<u32>,
     /// VM disks, for the QEMU of [`tools`].
-    pub disks: Vec<MachineDisk>,
+    pub disks: Vec<VmDisk>,
     /// QEMU arguments for a VM disk and memory, for the QEMU of [`tools`]. `memory_mib` is then
     /// ignored.
     pub given: Vec<String>,
@@ -81,7 +81,7 @@ pub enum Drive {
 
 /// A disk of a VM.
 #[derive(Debug, Clone)]
-pub enum MachineDisk {
+pub enum VmDisk {
     /// An NVMe controller behind a vfio-user socket.
     VfioUser(PathBuf),
     /// A virtio disk behind a vhost-user-blk socket.
@@ -277,8 +277,8 @@ impl Guest {
     }
 
     /// Hot-plugs a disk, numbered after [`GuestOptions::disks`].
-    pub fn plug(&self, number: usize, disk: &MachineDisk) -> Result<()> {
-        let MachineDisk::VfioUser(path) = disk else {
+    pub fn plug(&self, number: usize, disk: &VmDisk) -> Result<()> {
+        let VmDisk::VfioUser(path) = disk else {
             bail!("only vfio-user disks are plugged by tests");
         };
         let mut monitor = Qmp::connect(&self.monitor)?;
@@ -375,8 +375,8 @@ fn add_disks(command: &mut Command, options: &GuestOptions) {
     }
     for (number, disk) in options.disks.iter().enumerate() {
         let device = match disk {
-            MachineDisk::VfioUser(path) => vfio_user(number, path),
-            MachineDisk::VhostUser(path) => {
+            VmDisk::VfioUser(path) => vfio_user(number, path),
+            VmDisk::VhostUser(path) => {
                 let socket = format!("socket,id=socket{number},path={}", path.display());
                 command.args(["-chardev", &socket]);
                 json!({

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use forebay_initiator::machine::{self, Disk, DiskStatus, Op, Queue, Target};
+use forebay_initiator::vm::{self, Disk, DiskStatus, Op, Queue, Target};
 use forebay_initiator::{Done, IoOp, IoQueue, Options, Session, Wait};
 
 /// Command size in bytes.
@@ -24,7 +24,7 @@ const LIMIT: Duration = Duration::from_secs(30);
 pub(super) enum Host {
     Machine {
         queue: Box<dyn Queue>,
-        done: Vec<machine::DiskCompletion>,
+        done: Vec<vm::DiskCompletion>,
         _disk: Box<dyn Disk>,
     },
     Tcp {
@@ -36,16 +36,16 @@ pub(super) enum Host {
 }
 
 impl Host {
-    pub(super) fn machine(socket: &Path) -> Result<Self> {
+    pub(super) fn vm(socket: &Path) -> Result<Self> {
         let target = Target::VfioUser(socket.to_owned());
-        let options = machine::Options {
+        let options = vm::Options {
             depth: DEPTH,
             slot_bytes: BLOCK as usize,
-            ..machine::Options::default()
+            ..vm::Options::default()
         };
         let until = Instant::now() + LIMIT;
         let mut disk = loop {
-            match machine::connect(&target, &options) {
+            match vm::connect(&target, &options) {
                 Ok(disk) => break disk,
                 Err(_) if Instant::now() < until => std::thread::sleep(Duration::from_millis(20)),
                 Err(error) => return Err(error).context("connect to a machine's disk"),

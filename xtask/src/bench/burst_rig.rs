@@ -105,7 +105,7 @@ impl Rig {
                 Way::Pcie => {
                     let export = cli(&["export", "create", &volume, "--nvme-pcie"])?;
                     let socket = export["socket"].as_str().context("no socket")?;
-                    Host::machine(&this.forebay.folder().join(PathBuf::from(socket)))?
+                    Host::vm(&this.forebay.folder().join(PathBuf::from(socket)))?
                 }
                 Way::Tcp => Host::tcp(this.forebay.port, &this.forebay.export(&volume)?)?,
             };

@@ -1,7 +1,7 @@
 //! `cargo xtask bench burst --only spread`: the gain and cost of `one-to-n` with one queue and two
 //! reactors.
 //!
-//! The engine's test `core::tests::away::speed` has one thread as host and home reactor, and
+//! The engine's test `core::tests::offload::speed` has one thread as host and home reactor, and
 //! another as second reactor, idle or equally loaded. Each read of a memory device costs extra
 //! processor time on the reactor that does it. Ways alternate; values are medians of undisturbed
 //! rounds. Two processors are too few for networks and VMs; `cargo xtask sim balance` has more
@@ -18,7 +18,7 @@ use super::measure::{Clock, DISTURBED_CORES, Summary, median};
 use super::{Options, recording};
 
 const LIMIT: Duration = Duration::from_secs(120);
-const TEST: &str = "core::tests::away::speed::a_queue_is_spread";
+const TEST: &str = "core::tests::offload::speed::a_queue_is_spread";
 /// One reactor, and two in two ways.
 const WAYS: [&str; 3] = ["alone", "one-to-one", "one-to-n"];
 /// Depth, extra microseconds per read, and whether the second reactor is loaded too.

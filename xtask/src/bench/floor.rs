@@ -12,9 +12,9 @@ use anyhow::{Context, Result};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-use super::machine::CLIENT_CPU;
 use super::measure::median;
 use super::tcp::TARGET_CPU;
+use super::vm::CLIENT_CPU;
 
 fn pin(cpu: usize) -> Result<()> {
     let mut set = CpuSet::new();

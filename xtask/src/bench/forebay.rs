@@ -149,7 +149,7 @@ impl Forebay {
     }
 
     /// Waits until no free extent is dirty.
-    pub(crate) fn wait_laundered(&self) -> Result<()> {
+    pub(crate) fn wait_zero_filled(&self) -> Result<()> {
         let until = Instant::now() + LIMIT;
         while self.cli(&["pool", "show"])?["dirty_bytes"] != 0 {
             if Instant::now() > until {

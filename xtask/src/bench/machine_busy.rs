@@ -11,8 +11,8 @@ use serde_json::Value;
 use xtask::process;
 
 use super::busy::{RATE, Run};
-use super::machine::CLIENT_CPU;
 use super::measure::Clock;
+use super::vm::CLIENT_CPU;
 
 const LIMIT: Duration = Duration::from_secs(60);
 

@@ -60,12 +60,12 @@ impl Clock {
         let cores = |ticks: u64| ticks as f64 / TICKS_PER_SECOND / seconds;
         let target = cores(ticks_of(&self.target)?.saturating_sub(self.target_ticks));
         let client = cores(children_ticks()?.saturating_sub(self.children_ticks));
-        let machine = cores(machine_ticks()?.saturating_sub(self.machine_ticks));
+        let vm = cores(machine_ticks()?.saturating_sub(self.machine_ticks));
         let others_user = others_user_ticks(&self.target)?;
         Ok(Used {
             others_user_cores: cores(others_user.saturating_sub(self.others_user_ticks)),
             target_cores: target,
-            others_cores: (machine - target - client).max(0.0),
+            others_cores: (vm - target - client).max(0.0),
         })
     }
 }

@@ -8,7 +8,6 @@ mod busy;
 mod device;
 mod floor;
 mod forebay;
-mod machine;
 mod machine_busy;
 mod measure;
 mod pool_open;
@@ -21,6 +20,7 @@ mod start;
 mod takeover;
 mod tcp;
 mod thin;
+mod vm;
 
 use std::path::PathBuf;
 
@@ -44,14 +44,14 @@ const BENCHES: [Bench; 11] = [
     ("burst", burst::run),
     ("device", device::run),
     ("instructions", recording::run_instructions),
-    ("pcie", machine::run_pcie),
+    ("pcie", vm::run_pcie),
     ("pool-open", pool_open::run),
     ("recording", recording::run),
     ("start", start::run),
     ("takeover", takeover::run),
     ("tcp", tcp::run),
     ("thin", thin::run),
-    ("vhost", machine::run_vhost),
+    ("vhost", vm::run_vhost),
 ];
 
 pub(crate) fn run(args: &[String]) -> Result<bool> {

@@ -12,9 +12,9 @@ use anyhow::{Context, Result, bail};
 use xtask::process;
 
 use super::forebay::VOLUME_BYTES;
-use super::machine::{Kind, wait_for};
 use super::spdk::{Perf, busy_ns, parse, program, rpc_command};
 use super::tcp::Shape;
+use super::vm::{Kind, wait_for};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const NQN: &str = "nqn.2019-07.io.spdk:bench";

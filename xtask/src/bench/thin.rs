@@ -109,7 +109,7 @@ fn round(
     };
     let size = worst_bytes.to_string();
     let forebay = Forebay::start_with(program, &place.spec, TARGET_CPU, &size)?;
-    forebay.wait_laundered()?;
+    forebay.wait_zero_filled()?;
     place.take_memory()?;
     let nqn = &forebay.nqn;
     note("worst", load(program, &forebay, nqn, EXTENT_BYTES)?);

@@ -15,7 +15,7 @@ use tokio::time::sleep;
 
 use crate::base::Base;
 use crate::base::waits::Wait;
-use crate::events::News;
+use crate::events::EventFields;
 use crate::model::events::EventKind;
 use crate::signal::Signal;
 
@@ -157,11 +157,11 @@ impl Base {
         self.committer.commits.set(self.committer.commits.get() + 1);
         if self.core.borrow().pool.space().dirty > 0 {
             // Freed extents may be zero-filled from now on.
-            self.launder_wanted.raise();
+            self.zero_fill_wanted.raise();
         }
         if self.committer.trouble.borrow_mut().take().is_some() {
             let text = "the pool's catalog can be written again".to_owned();
-            self.tell(EventKind::Warning, text, News::default());
+            self.report(EventKind::Warning, text, EventFields::default());
         }
     }
 
@@ -169,7 +169,7 @@ impl Base {
         tracing::error!(attempt, error, "committing to the pool's catalog failed");
         if attempt + 1 == PATIENCE {
             let text = format!("the pool's catalog can't be written: {error}");
-            self.tell(EventKind::Warning, text, News::default());
+            self.report(EventKind::Warning, text, EventFields::default());
         }
         if attempt + 1 >= PATIENCE {
             *self.committer.trouble.borrow_mut() = Some(error.to_owned());

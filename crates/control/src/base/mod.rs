@@ -29,7 +29,7 @@ use crate::base::commit::Committer;
 use crate::base::turns::Turns;
 use crate::base::waits::Waits;
 use crate::devices::{MissingDevice, PoolDevice, api_error};
-use crate::events::{Events, News};
+use crate::events::{EventFields, Events};
 use crate::model::error::ApiError;
 use crate::model::events::EventKind;
 use crate::signal::Signal;
@@ -48,7 +48,7 @@ pub(crate) struct Limits {
     pub(crate) job: Duration,
     /// A fault's wait for zero-fill without progress; then it fails with "no space" if none is
     /// coming.
-    pub(crate) launder: Duration,
+    pub(crate) zero_fill: Duration,
     /// Work that an earlier daemon left unfinished in the engine. A fault waits at most for this
     /// and twice `adoption`; the engine waits 20 s for its answer.
     pub(crate) inherited: Duration,
@@ -69,7 +69,7 @@ impl Default for Limits {
             revoke: Duration::from_secs(30),
             settle: Duration::from_secs(2),
             job: Duration::from_secs(60),
-            launder: Duration::from_secs(15),
+            zero_fill: Duration::from_secs(15),
             inherited: Duration::from_secs(5),
             convert: Duration::from_secs(5),
             adoption: Duration::from_secs(5),
@@ -118,7 +118,7 @@ pub(crate) struct Base {
     /// Growing volumes: their durable sizes, until this batch is durable.
     pub(crate) growing: RefCell<BTreeMap<VolumeId, (u64, BatchId)>>,
     /// Raised when extents may have become dirty.
-    pub(crate) launder_wanted: Signal,
+    pub(crate) zero_fill_wanted: Signal,
     /// Raised when a device's health, suspicion or quarantine changes.
     pub(crate) devices_changed: Signal,
     /// Set after adoption: faults, releases and changes of extents may go on.
@@ -149,7 +149,7 @@ impl Base {
             turns: Turns::default(),
             newest_generation: Cell::new(0),
             growing: RefCell::default(),
-            launder_wanted: Signal::new(),
+            zero_fill_wanted: Signal::new(),
             devices_changed: Signal::new(),
             open: Cell::new(false),
             opened: Signal::new(),
@@ -187,9 +187,9 @@ impl Base {
         });
     }
 
-    pub(crate) fn tell(&self, kind: EventKind, text: String, news: News) {
+    pub(crate) fn report(&self, kind: EventKind, text: String, fields: EventFields) {
         self.events
-            .tell(kind, self.newest_generation.get(), text, news);
+            .report(kind, self.newest_generation.get(), text, fields);
     }
 
     pub(crate) async fn wait_open(&self) {
@@ -236,12 +236,12 @@ impl Base {
             .collect()
     }
 
-    pub(crate) fn tell_of_device(&self, kind: EventKind, device: DeviceIndex, text: String) {
-        let news = News {
+    pub(crate) fn report_device(&self, kind: EventKind, device: DeviceIndex, text: String) {
+        let fields = EventFields {
             device: Some(device.0),
-            ..News::default()
+            ..EventFields::default()
         };
-        self.tell(kind, text, news);
+        self.report(kind, text, fields);
     }
 
     /// A device's current specification; the catalog's may be older.
@@ -365,7 +365,7 @@ impl Base {
     }
 
     /// Whether any volume has unwritten preallocated extents.
-    pub(crate) fn has_places_ahead(&self) -> bool {
-        self.core.borrow().pool.volumes().ahead() > 0
+    pub(crate) fn has_preallocated(&self) -> bool {
+        self.core.borrow().pool.volumes().preallocated() > 0
     }
 }

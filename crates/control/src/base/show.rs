@@ -109,7 +109,7 @@ pub(crate) fn volume_bytes(core: &Core, volume: &VolumeRecord) -> (u64, u64) {
     let space = core.pool.volumes().space_of(volume.id).unwrap_or_default();
     let bytes = |extents: u64| extents.saturating_mul(core.pool.info().extent_bytes);
     (
-        bytes(space.mapped - space.ahead),
+        bytes(space.mapped - space.preallocated),
         bytes(space.mapped + space.reserved),
     )
 }

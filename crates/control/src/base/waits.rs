@@ -26,7 +26,7 @@ pub(crate) enum Wait {
 #[derive(Debug)]
 pub(crate) struct ReportedWait {
     pub(crate) since: Instant,
-    pub(crate) looked: Option<Instant>,
+    pub(crate) checked: Option<Instant>,
     /// The warning, once it is reported.
     pub(crate) text: Option<String>,
 }
@@ -62,7 +62,7 @@ impl Waits {
     }
 
     /// Whether a warning exists about a device that is not served yet.
-    pub(crate) fn is_any_device_told(&self) -> bool {
+    pub(crate) fn is_any_device_published(&self) -> bool {
         let seen = self.seen.borrow();
         let is_device = |wait: &Wait| matches!(wait, Wait::Device(_));
         seen.iter()

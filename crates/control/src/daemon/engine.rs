@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::{Daemon, DaemonError};
 use crate::clock::now_unix_ms;
-use crate::events::News;
+use crate::events::EventFields;
 use crate::files;
 use crate::model::events::EventKind;
 use crate::model::{DeathReport, Process};
@@ -86,7 +86,7 @@ impl Daemon {
                 Ok(Some((engine, greeting)))
             }
             (Ok(greeting), None) => {
-                let engine = EngineProcess::told(&record, greeting.session.pid)?;
+                let engine = EngineProcess::reported(&record, greeting.session.pid)?;
                 self.note_death(&record, Process::Daemon);
                 Ok(Some((engine, greeting)))
             }
@@ -134,7 +134,8 @@ impl Daemon {
             Process::Engine => (EventKind::EngineDied, record.generation),
         };
         let text = format!("the {name} (pid {pid}, generation {generation}) died: {cause}");
-        self.events.tell(kind, generation, text, News::default());
+        self.events
+            .report(kind, generation, text, EventFields::default());
         *self.last_death.borrow_mut() = Some(DeathReport {
             process,
             pid,

@@ -49,10 +49,10 @@ impl From<io::Error> for DaemonError {
 
 impl From<DaemonError> for ApiError {
     fn from(error: DaemonError) -> Self {
-        let told = ApiError::unavailable(error.message);
+        let reported = ApiError::unavailable(error.message);
         match error.hint {
-            Some(hint) => told.hint(hint),
-            None => told,
+            Some(hint) => reported.hint(hint),
+            None => reported,
         }
     }
 }

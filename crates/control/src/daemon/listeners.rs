@@ -176,10 +176,10 @@ mod tests {
         assert!(error.to_string().contains(&address.to_string()), "{error}");
         for _ in 0..2 {
             daemon.bind_listeners_at_start(true).unwrap();
-            let told = daemon.part_warnings();
+            let reported = daemon.part_warnings();
             assert!(
-                told.len() == 1 && told[0].contains(&address.to_string()),
-                "{told:?}"
+                reported.len() == 1 && reported[0].contains(&address.to_string()),
+                "{reported:?}"
             );
             assert!(daemon.addresses().is_empty());
         }

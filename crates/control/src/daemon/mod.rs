@@ -70,7 +70,7 @@ pub(crate) struct Daemon {
     /// A pool is being created, opened or destroyed.
     changing_pool: Cell<bool>,
     /// The daemon itself tries to open the pool: devices may answer now.
-    looks_again: Cell<bool>,
+    polls_again: Cell<bool>,
     opening: RefCell<Option<Arc<Opening>>>,
     /// Why the recorded pool is not open.
     trouble: RefCell<Option<ApiError>>,
@@ -106,7 +106,7 @@ impl Daemon {
             metrics: RefCell::default(),
             serve_metrics,
             changing_pool: Cell::new(false),
-            looks_again: Cell::new(false),
+            polls_again: Cell::new(false),
             opening: RefCell::new(None),
             trouble: RefCell::new(None),
             stale_engine: Cell::new(None),

@@ -11,7 +11,7 @@ use tokio::time::sleep;
 
 use super::Daemon;
 use super::listeners::{listener, metrics_at};
-use crate::events::News;
+use crate::events::EventFields;
 use crate::model::EngineState;
 use crate::model::events::EventKind;
 use crate::supervisor::pinning;
@@ -21,7 +21,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(10);
 
 impl Daemon {
     pub(super) fn note_part(&self, part: &str, trouble: Result<(), String>) {
-        let news = match trouble {
+        let fields = match trouble {
             Ok(()) if self.parts.borrow_mut().remove(part).is_some() => {
                 (EventKind::PartReturned, format!("{part} works now"))
             }
@@ -41,14 +41,14 @@ impl Daemon {
             .serving()
             .map_or(0, |serving| serving.supervisor.view().generation);
         self.events
-            .tell(news.0, generation, news.1, News::default());
+            .report(fields.0, generation, fields.1, EventFields::default());
     }
 
     pub(super) fn part_warnings(&self) -> Vec<String> {
         self.parts.borrow().values().cloned().collect()
     }
 
-    pub(super) fn look_at_parts(&self) {
+    pub(super) fn poll_parts(&self) {
         let folder = &self.config.state_dir;
         let writable = access(folder, Access::WRITE_OK | Access::EXEC_OK).map_err(|error| {
             format!(
@@ -112,7 +112,7 @@ impl Daemon {
     pub(super) fn warn(&self, text: String) {
         let generation = self.status().generation;
         self.events
-            .tell(EventKind::Warning, generation, text, News::default());
+            .report(EventKind::Warning, generation, text, EventFields::default());
     }
 
     pub(super) async fn serve_the_rest(self: Rc<Self>) {
@@ -122,7 +122,7 @@ impl Daemon {
             let before = self.parts.borrow().clone();
             self.listen_at_the_rest().await;
             self.keep_metrics();
-            self.look_at_parts();
+            self.poll_parts();
             pause = match *self.parts.borrow() == before {
                 true => (pause * 2).min(PAUSE_MAX),
                 false => PAUSE,

@@ -21,7 +21,7 @@ use crate::owner::{Grants, Limits, Owner, grants_capacity};
 use crate::supervisor::process;
 
 /// How long a command waits for the daemon's own attempt: less than an API client waits.
-const LOOK_LIMIT: Duration = Duration::from_secs(40);
+const POLL_LIMIT: Duration = Duration::from_secs(40);
 
 impl Daemon {
     /// The configured pool in a file, created if missing.
@@ -39,10 +39,10 @@ impl Daemon {
         let (there, me) = (embedded.path.exists(), self.me.clone());
         let opening = Arc::new(Opening::of(Some(body.name.clone())));
         let opens = opening.clone();
-        let open = self.open_told(opening, move || {
+        let open = self.open_given(opening, move || {
             if there && devices::has_pool(&spec)? {
                 return devices::open_at(&Places {
-                    told: vec![spec],
+                    given: vec![spec],
                     me: Some(me),
                     opening: opens,
                     ..Places::default()
@@ -53,15 +53,15 @@ impl Daemon {
             Ok(open)
         });
         let open = open.await.map_err(|error| {
-            let told = DaemonError::new(format!("the embedded pool: {error}"));
+            let reported = DaemonError::new(format!("the embedded pool: {error}"));
             match error.hint {
                 // The configuration has no --force.
-                Some(hint) if hint == devices::OVERWRITE_HINT => told.with_hint(format!(
+                Some(hint) if hint == devices::OVERWRITE_HINT => reported.with_hint(format!(
                     "remove {} if nothing in it is needed",
                     embedded.path.display()
                 )),
-                Some(hint) => told.with_hint(hint),
-                None => told,
+                Some(hint) => reported.with_hint(hint),
+                None => reported,
             }
         })?;
         tracing::info!(path = %embedded.path.display(), made = !there, "the embedded pool");
@@ -199,12 +199,12 @@ impl Daemon {
 
     /// Waits for the daemon's own attempt to open the pool.
     pub(super) async fn change_pool(self: &Rc<Self>) -> Result<ChangingPool, ApiError> {
-        let looked = async {
-            while self.looks_again.get() {
+        let checked = async {
+            while self.polls_again.get() {
                 sleep(Duration::from_millis(20)).await;
             }
         };
-        let _ = timeout(LOOK_LIMIT, looked).await;
+        let _ = timeout(POLL_LIMIT, checked).await;
         self.try_change_pool()
     }
 
@@ -221,7 +221,7 @@ pub(super) struct ChangingPool(Rc<Daemon>);
 impl Drop for ChangingPool {
     fn drop(&mut self) {
         self.0.changing_pool.set(false);
-        self.0.looks_again.set(false);
+        self.0.polls_again.set(false);
         self.0.opening.borrow_mut().take();
     }
 }

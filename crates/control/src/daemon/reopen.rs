@@ -17,7 +17,7 @@ use tokio::time::{sleep, timeout};
 use super::pool::other_pool;
 use super::{Daemon, DaemonError, Serving, blocking};
 use crate::devices::{self, Back, OPEN_HINT, OpenPool, Opening, Places, Recorded};
-use crate::events::News;
+use crate::events::EventFields;
 use crate::files;
 use crate::model::error::{ApiError, ErrorKind};
 use crate::model::events::EventKind;
@@ -26,8 +26,8 @@ use crate::owner::Owner;
 use crate::supervisor::{found, process};
 
 /// How long an opening takes before an event reports it.
-const TOLD_AFTER: Duration = Duration::from_secs(4);
-pub(super) const LOOK_AGAIN: Duration = Duration::from_secs(3);
+const REPORT_AFTER: Duration = Duration::from_secs(4);
+pub(super) const POLL_AGAIN: Duration = Duration::from_secs(3);
 /// The bounds of the pause after failed attempts, which each leave the engine for a while.
 const TRY_AGAIN: Duration = Duration::from_secs(30);
 const TRY_AGAIN_MAX: Duration = Duration::from_secs(300);
@@ -41,7 +41,7 @@ impl Daemon {
     /// `None` if no pool is recorded, configured or given.
     pub(super) async fn open_pool(&self, body: PoolOpen) -> Result<Option<OpenPool>, ApiError> {
         let PoolOpen {
-            devices: told,
+            devices: given,
             force: forced,
             take_over,
         } = body;
@@ -59,7 +59,7 @@ impl Daemon {
         };
         // An unknown format is a newer release's, not damage.
         let is_newer = |error: &io::Error| error.kind() == io::ErrorKind::Unsupported;
-        if told.is_empty() && damaged.as_ref().is_some_and(is_newer) {
+        if given.is_empty() && damaged.as_ref().is_some_and(is_newer) {
             return lost(damaged);
         }
         // Labels are more reliable than a damaged record.
@@ -76,7 +76,7 @@ impl Daemon {
         let places = Places {
             opening: opening.clone(),
             recorded,
-            told,
+            given,
             forced,
             configured,
             me: Some(self.me.clone()),
@@ -85,8 +85,8 @@ impl Daemon {
         if places.is_empty() {
             return lost(damaged);
         }
-        let only_configured = places.recorded.is_none() && places.told.is_empty();
-        let opened = self.open_told(opening, move || devices::open_at(&places));
+        let only_configured = places.recorded.is_none() && places.given.is_empty();
+        let opened = self.open_given(opening, move || devices::open_at(&places));
         match opened.await {
             Err(error) if only_configured && error.kind == ErrorKind::NotFound => {
                 tracing::warn!(%error, "the configured devices");
@@ -105,7 +105,7 @@ impl Daemon {
         }
     }
 
-    pub(super) async fn open_told(
+    pub(super) async fn open_given(
         &self,
         opening: Arc<Opening>,
         open: impl FnOnce() -> Result<OpenPool, ApiError> + Send + 'static,
@@ -114,7 +114,7 @@ impl Daemon {
         let mut opened = pin!(blocking(open));
         tokio::select! {
             opened = &mut opened => return opened,
-            () = sleep(TOLD_AFTER) => {}
+            () = sleep(REPORT_AFTER) => {}
         }
         if self.now_opening().is_some() {
             self.warn(opening.to_string());
@@ -212,9 +212,9 @@ impl Daemon {
         }
     }
 
-    async fn look_again(self: &Rc<Self>) -> Result<(), ApiError> {
+    async fn poll_again(self: &Rc<Self>) -> Result<(), ApiError> {
         let _only_one = self.try_change_pool()?;
-        self.looks_again.set(true);
+        self.polls_again.set(true);
         self.open_or_take_back(PoolOpen::default()).await
     }
 
@@ -237,7 +237,7 @@ impl Daemon {
         body: PoolOpen,
     ) -> Result<(), ApiError> {
         let PoolOpen {
-            devices: told,
+            devices: given,
             force,
             take_over,
         } = body;
@@ -250,14 +250,14 @@ impl Daemon {
         // Given devices may be open, and have failed because they are truncated.
         let takes_failed = force && serving.owner.states.is_any_cut_short();
         let mut devices = if takes_failed {
-            told.clone()
+            given.clone()
         } else {
             Vec::new()
         };
         let recorded = devices::recorded(&self.config.state_dir).unwrap_or_default();
         let found = blocking(move || {
             let recorded = recorded.as_ref();
-            let mut found = devices::find_missing(&pool, recorded, &open, &missing, &told, force)?;
+            let mut found = devices::find_missing(&pool, recorded, &open, &missing, &given, force)?;
             found
                 .returned
                 .extend(devices::find_returned(&pool, &troubled));
@@ -319,8 +319,8 @@ impl Daemon {
     }
 
     pub(super) async fn take_silent_back(self: Rc<Self>) {
-        let mut pause = LOOK_AGAIN;
-        let mut told = String::new();
+        let mut pause = POLL_AGAIN;
+        let mut reported = String::new();
         loop {
             sleep(pause).await;
             let (least, most) = match self.serving() {
@@ -330,7 +330,7 @@ impl Daemon {
                     let troubled = serving.owner.states.troubled_devices();
                     let is_stale = self.is_engine_stale(&serving);
                     if silent.is_empty() && troubled.is_empty() && !is_stale {
-                        pause = LOOK_AGAIN;
+                        pause = POLL_AGAIN;
                         continue;
                     }
                     let pool = serving.owner.base.core.borrow().pool.info().uuid;
@@ -344,21 +344,21 @@ impl Daemon {
                     }
                     (TRY_AGAIN, TRY_AGAIN_MAX)
                 }
-                None if self.may_open_later() => (LOOK_AGAIN, OPEN_AGAIN_MAX),
+                None if self.may_open_later() => (POLL_AGAIN, OPEN_AGAIN_MAX),
                 None => {
-                    pause = LOOK_AGAIN;
+                    pause = POLL_AGAIN;
                     continue;
                 }
             };
-            match self.look_again().await {
+            match self.poll_again().await {
                 Ok(()) => {
-                    pause = LOOK_AGAIN;
-                    told.clear();
+                    pause = POLL_AGAIN;
+                    reported.clear();
                 }
                 Err(error) => {
-                    if told != error.message {
+                    if reported != error.message {
                         tracing::warn!(%error, "looked again at devices that did not answer");
-                        told.clone_from(&error.message);
+                        reported.clone_from(&error.message);
                     }
                     pause = (pause * 2).clamp(least, most);
                 }
@@ -388,7 +388,7 @@ impl Daemon {
             Ok(Err(error)) => tracing::warn!(%error, "before the engine is left"),
             Err(_) => tracing::warn!("the engine is left before the last commit has ended"),
         }
-        owner.statistics.save_figures(true).await;
+        owner.statistics.save_statistics(true).await;
         self.lost_devices.replace(owner.base.lost_devices());
         let supervising = serving.supervising.borrow_mut().take();
         if let Some(task) = supervising {
@@ -430,7 +430,7 @@ impl Daemon {
         tracing::error!("{text}");
         owner
             .base
-            .tell(EventKind::Warning, text.clone(), News::default());
+            .report(EventKind::Warning, text.clone(), EventFields::default());
         if let Some(task) = serving.supervising.borrow_mut().take() {
             task.abort();
         }

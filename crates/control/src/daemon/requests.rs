@@ -137,10 +137,10 @@ fn stopping() -> ApiError {
 impl Daemon {
     fn absent(&self) -> ApiError {
         // While the daemon retries on its own, the pool stays absent.
-        let is_looked_for = self.looks_again.get() && self.trouble.borrow().is_some();
+        let is_searched_for = self.polls_again.get() && self.trouble.borrow().is_some();
         match (
             self.now_opening(),
-            self.changing_pool.get() && !is_looked_for,
+            self.changing_pool.get() && !is_searched_for,
         ) {
             (Some(opening), _) => ApiError::unavailable(opening.to_string())
                 .hint("try again in a moment; `forebay status` says what it waits for"),
@@ -158,7 +158,7 @@ impl Daemon {
             let _ = reply.send(Err(self.absent()));
             return;
         };
-        if !serving.owner.base.has_places_ahead() {
+        if !serving.owner.base.has_preallocated() {
             let _ = reply.send(ask(&serving.owner));
             return;
         }

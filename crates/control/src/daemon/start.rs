@@ -15,7 +15,7 @@ use tokio::time::timeout;
 
 use super::{Daemon, DaemonError, Serving};
 use crate::devices::OpenPool;
-use crate::events::News;
+use crate::events::EventFields;
 use crate::model::PoolOpen;
 use crate::model::error::ApiError;
 use crate::model::events::EventKind;
@@ -35,8 +35,8 @@ impl Daemon {
     ) -> Result<JoinHandle<()>, DaemonError> {
         started.map_err(|error| DaemonError::new(error.to_string()))??;
         self.keep_metrics();
-        self.look_at_parts();
-        let looking = tokio::task::spawn_local(self.clone().take_silent_back());
+        self.poll_parts();
+        let checking = tokio::task::spawn_local(self.clone().take_silent_back());
         tokio::task::spawn_local(self.clone().serve_the_rest());
         tracing::info!(socket = %self.config.api_socket.display(), "the daemon serves");
         let text = format!(
@@ -45,13 +45,17 @@ impl Daemon {
             self.config.version
         );
         let generation = self.status().generation;
-        self.events
-            .tell(EventKind::DaemonStarted, generation, text, News::default());
+        self.events.report(
+            EventKind::DaemonStarted,
+            generation,
+            text,
+            EventFields::default(),
+        );
         for exposure in self.exposures() {
             self.warn(exposure);
         }
-        systemd::tell("READY=1");
-        Ok(looking)
+        systemd::report("READY=1");
+        Ok(checking)
     }
 
     pub(crate) async fn start(self: Rc<Self>) -> Result<(), DaemonError> {
@@ -149,10 +153,7 @@ impl Daemon {
         // A process that hangs at a silent device may have the addresses. VMs have other sockets.
         let may_wait = live.is_some()
             || missing.iter().any(|device| device.is_silent)
-            || pool
-                .exports()
-                .iter()
-                .any(|export| export.frontend.is_machine());
+            || pool.exports().iter().any(|export| export.frontend.is_vm());
         self.bind_listeners_at_start(may_wait)?;
         let (catalog, limits) = (Arc::new(catalog), Limits::default());
         let owner = Owner::new(pool, catalog, devices, grants, limits, self.events.clone());
@@ -170,7 +171,7 @@ impl Daemon {
         }
         *owner.base.missing.borrow_mut() = missing;
         let before = self.lost_devices.replace(owner.base.lost_devices());
-        owner.states.tell_of_lost(&before);
+        owner.states.report_lost(&before);
         self.begin(owner, live);
         Ok(())
     }
@@ -198,13 +199,11 @@ impl Daemon {
             .exports
             .node_name
             .replace(self.config.node_name.clone());
-        owner.statistics.keep_figures(&self.config.state_dir);
+        owner.statistics.keep_statistics(&self.config.state_dir);
         if let Some((_, greeting)) = &mut live {
-            owner.vms.keep_machine_listeners(&mut greeting.held);
+            owner.vms.keep_vm_listeners(&mut greeting.held);
         }
-        owner
-            .vms
-            .begin_machines(self.config.run_dir.join("machines"));
+        owner.vms.begin_vms(self.config.run_dir.join("machines"));
         let supervisor = Supervisor::new(
             self.config.engine.clone(),
             &self.config.run_dir,

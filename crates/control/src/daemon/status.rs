@@ -84,8 +84,8 @@ impl Daemon {
 
     /// The opening in progress, unless the pool already was in trouble.
     pub(super) fn now_opening(&self) -> Option<Arc<Opening>> {
-        let is_news = self.serving.borrow().is_none() && self.trouble.borrow().is_none();
-        self.opening.borrow().clone().filter(|_| is_news)
+        let is_change = self.serving.borrow().is_none() && self.trouble.borrow().is_none();
+        self.opening.borrow().clone().filter(|_| is_change)
     }
 
     pub(crate) fn stats(&self) -> Stats {

@@ -49,8 +49,8 @@ impl Daemon {
             if let Some(engine) = self.living_engine()? {
                 engine.kill();
                 if timeout(STOP_LIMIT, engine.ended()).await.is_err() {
-                    let told = format!("the engine (pid {}) does not end", engine.pid);
-                    return Err(DaemonError::new(told).with_hint("it waits for a device"));
+                    let reported = format!("the engine (pid {}) does not end", engine.pid);
+                    return Err(DaemonError::new(reported).with_hint("it waits for a device"));
                 }
             }
             return Ok(());
@@ -64,7 +64,7 @@ impl Daemon {
             Err(_) => tracing::warn!("committing before the engine's end takes too long"),
         }
         serving.supervisor.stop(owner, STOP_LIMIT).await;
-        owner.statistics.save_figures(true).await;
+        owner.statistics.save_statistics(true).await;
         let committed = timeout(SYNC_LIMIT, owner.mapping.sync_all_without_engine()).await;
         if matches!(committed, Ok(Ok(())))
             && timeout(SYNC_LIMIT, owner.labels.end_stamp()).await.is_err()

@@ -20,7 +20,7 @@ use forebay_pool::{BLOCK_BYTES, Uuid};
 const ENTRIES_MAX: usize = 4096;
 /// A label and its copy.
 const LABEL_BYTES: usize = 2 * BLOCK_BYTES;
-const LOOK_LIMIT: Duration = Duration::from_secs(10);
+const POLL_LIMIT: Duration = Duration::from_secs(10);
 /// Running searches.
 static LOOKING: AtomicUsize = AtomicUsize::new(0);
 const LOOKING_MAX: usize = 16;
@@ -39,21 +39,21 @@ pub(super) fn candidates(device: &Uuid, spec: &str, folders: &BTreeSet<PathBuf>)
     };
     let (sender, receiver) = mpsc::channel();
     let (device, at, folders) = (*device, was.path().to_owned(), folders.clone());
-    let look = move || {
-        look(&device, &at, &folders, &sender);
+    let check = move || {
+        check(&device, &at, &folders, &sender);
         LOOKING.fetch_sub(1, Relaxed);
     };
     // Threads that hang stay until the device answers.
     if LOOKING.fetch_add(1, Relaxed) >= LOOKING_MAX
         || (std::thread::Builder::new()
             .name("device-find".to_owned())
-            .spawn(look))
+            .spawn(check))
         .is_err()
     {
         LOOKING.fetch_sub(1, Relaxed);
         return Vec::new();
     }
-    let end = Instant::now() + LOOK_LIMIT;
+    let end = Instant::now() + POLL_LIMIT;
     let mut found = Vec::new();
     while let Ok(path) = receiver.recv_timeout(end.saturating_duration_since(Instant::now())) {
         found.extend(moved(&was, &path));
@@ -63,7 +63,7 @@ pub(super) fn candidates(device: &Uuid, spec: &str, folders: &BTreeSet<PathBuf>)
 }
 
 /// Reports every path in these folders, except `at`, whose label names the device.
-fn look(device: &Uuid, at: &Path, folders: &BTreeSet<PathBuf>, found: &mpsc::Sender<PathBuf>) {
+fn check(device: &Uuid, at: &Path, folders: &BTreeSet<PathBuf>, found: &mpsc::Sender<PathBuf>) {
     for folder in folders {
         let Ok(entries) = std::fs::read_dir(folder) else {
             continue;

@@ -6,7 +6,7 @@
 
 mod create;
 mod find;
-mod look;
+mod inspect;
 mod open;
 mod place;
 mod record;
@@ -29,7 +29,7 @@ pub(crate) use self::create::{
     NewPoolDevice, create, create_embedded, open_new, refuse_own, remove_made, reserve_catalog,
     settings_of,
 };
-pub(crate) use self::look::{Opening, may_answer};
+pub(crate) use self::inspect::{Opening, may_answer};
 #[cfg(test)]
 pub(crate) use self::open::open;
 pub(crate) use self::open::{OPEN_HINT, Places, open_at};
@@ -196,7 +196,7 @@ fn open_exclusively(spec: &DeviceSpec, options: &OpenOptions) -> Result<SyncDevi
             opened => return opened,
         };
         let device = SyncDevice::open(spec, &beside)?;
-        if let Ok(true) | Err(FenceError::Hangs { .. }) = device.look_at_claim() {
+        if let Ok(true) | Err(FenceError::Hangs { .. }) = device.check_claim() {
             return Ok(device);
         }
         if begin.elapsed() >= CLAIM_LIMIT {
@@ -212,7 +212,7 @@ fn claim(device: &SyncDevice) -> Result<(), ApiError> {
 
 /// A device at which an earlier daemon was killed would not answer.
 fn refuse_hanging(device: &SyncDevice) -> Result<(), ApiError> {
-    patiently(|| match device.look_at_claim() {
+    patiently(|| match device.check_claim() {
         Err(error @ FenceError::Hangs { .. }) => Err(error),
         // The claim itself checks for other users later.
         _ => Ok(()),

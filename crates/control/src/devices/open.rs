@@ -13,7 +13,7 @@ use forebay_device::size::format_bytes;
 use forebay_pool::{ErrorKind, Label, OpenDevice, Opened, Pool, PoolError, Uuid};
 
 use super::create::{engine_block_bytes, reserve_catalog};
-use super::look::{self, Looked, Opening};
+use super::inspect::{self, Checked, Opening};
 use super::record::Recorded;
 use super::{
     MissingDevice, OPEN_LIMIT, OpenPool, PoolDevice, api_error, claim, cut_short_text, exclusive,
@@ -31,11 +31,11 @@ pub(super) const FORCE_HINT: &str = "put the device itself back, or take the cop
 /// Where a pool may be.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Places {
-    /// The last seen pool. Without it, the labels at `told` say which pool is meant.
+    /// The last seen pool. Without it, the labels at `given` say which pool is meant.
     pub(crate) recorded: Option<Recorded>,
     /// Given by the operator.
-    pub(crate) told: Vec<String>,
-    /// Takes devices in `told` even if they were truncated while in use.
+    pub(crate) given: Vec<String>,
+    /// Takes devices in `given` even if they were truncated while in use.
     pub(crate) forced: bool,
     /// From the configuration; may be wrong.
     pub(crate) configured: Vec<String>,
@@ -49,7 +49,7 @@ pub(crate) struct Places {
 
 impl Places {
     pub(crate) fn is_empty(&self) -> bool {
-        self.recorded.is_none() && self.told.is_empty() && self.configured.is_empty()
+        self.recorded.is_none() && self.given.is_empty() && self.configured.is_empty()
     }
 }
 
@@ -80,7 +80,7 @@ struct Search {
     /// Take them anyway.
     forced: bool,
     /// The results of the first read of all places.
-    looked: BTreeMap<String, Result<Looked, ApiError>>,
+    checked: BTreeMap<String, Result<Checked, ApiError>>,
     opening: Arc<Opening>,
 }
 
@@ -95,9 +95,9 @@ impl Search {
     /// Takes the device at a place, if it is the pool's.
     fn take(&mut self, text: &str) -> Result<(), ApiError> {
         let spec: DeviceSpec = text.parse().map_err(invalid)?;
-        let (info, label) = match self.looked.get(text) {
-            Some(looked) => looked.clone()?,
-            None => look::at(text)?,
+        let (info, label) = match self.checked.get(text) {
+            Some(checked) => checked.clone()?,
+            None => inspect::at(text)?,
         };
         let identity = info.identity;
         if self
@@ -137,9 +137,9 @@ impl Search {
         label
             .check_block(engine_block_bytes(&spec)?)
             .map_err(|error| {
-                let mut told = api_error(error);
-                told.message = format!("{spec}: {}", told.message);
-                told
+                let mut given = api_error(error);
+                given.message = format!("{spec}: {}", given.message);
+                given
             })?;
         let device = open_device(&spec, &exclusive())?;
         claim(&device)?;
@@ -229,16 +229,16 @@ impl Search {
     /// The error, with the places that had no device.
     fn not_opened(&self, error: PoolError) -> ApiError {
         let is_partial = error.kind == ErrorKind::NotFound;
-        let mut told = api_error(error);
+        let mut given = api_error(error);
         for passed in &self.passed {
-            told.message = format!("{}; {}", told.message, passed.why);
+            given.message = format!("{}; {}", given.message, passed.why);
         }
         if is_partial || !self.passed.is_empty() {
-            told = told.hint(OPEN_HINT);
-        } else if told.message.contains("older copy") {
-            told = told.hint(FORCE_HINT);
+            given = given.hint(OPEN_HINT);
+        } else if given.message.contains("older copy") {
+            given = given.hint(FORCE_HINT);
         }
-        told
+        given
     }
 
     fn missing(&self, missing: forebay_pool::MissingDevice) -> MissingDevice {
@@ -279,7 +279,7 @@ impl Search {
 #[cfg(test)]
 pub(crate) fn open(specs: &[String]) -> Result<OpenPool, ApiError> {
     open_at(&Places {
-        told: specs.to_vec(),
+        given: specs.to_vec(),
         ..Places::default()
     })
 }
@@ -297,9 +297,9 @@ pub(crate) fn open_at(places: &Places) -> Result<OpenPool, ApiError> {
     };
     let recorded_specs = places.recorded.iter().flat_map(|r| &r.devices);
     let recorded_specs = recorded_specs.map(|device| &device.spec);
-    let all = (places.told.iter().chain(&places.configured)).chain(recorded_specs);
-    search.looked = look::at_all(all, &places.opening);
-    for spec in &places.told {
+    let all = (places.given.iter().chain(&places.configured)).chain(recorded_specs);
+    search.checked = inspect::at_all(all, &places.opening);
+    for spec in &places.given {
         search.take(spec)?;
     }
     search.forced = false;

@@ -88,12 +88,12 @@ fn refuse_too_large(
     asked: &mut BTreeMap<u64, u64>,
 ) -> Result<(), ApiError> {
     let folder = mounts::folder_of(path);
-    let look = || -> io::Result<(u64, u64)> {
+    let check = || -> io::Result<(u64, u64)> {
         let below = rustix::fs::statvfs(&folder)?;
         let free = below.f_bavail.saturating_mul(below.f_frsize);
         Ok((folder.metadata()?.dev(), free))
     };
-    let (file_system, free_bytes) = look().map_err(|error| {
+    let (file_system, free_bytes) = check().map_err(|error| {
         let message = format!("{}: {error}", folder.display());
         match error.kind() {
             io::ErrorKind::NotFound => ApiError::not_found(message),

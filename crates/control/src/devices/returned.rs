@@ -8,7 +8,7 @@ use forebay_pool::{Label, Uuid};
 
 use super::open::{FORCE_HINT, cut_short, refuse_cut_short};
 use super::record::Recorded;
-use super::{MissingDevice, PoolDevice, find, look};
+use super::{MissingDevice, PoolDevice, find, inspect};
 use crate::model::error::ApiError;
 
 #[derive(Debug, Default)]
@@ -32,7 +32,7 @@ fn has_died(own: &PoolDevice, now: &DeviceInfo) -> bool {
 /// Specifications of open devices that went away and returned to the old place.
 pub(crate) fn find_returned(pool: &Uuid, open: &[PoolDevice]) -> Vec<String> {
     let has_returned = |own: &&PoolDevice| {
-        look::at(&own.spec).is_ok_and(|(info, label)| {
+        inspect::at(&own.spec).is_ok_and(|(info, label)| {
             label.pool_uuid == *pool && label.device_index == own.index && has_died(own, &info)
         })
     };
@@ -40,8 +40,8 @@ pub(crate) fn find_returned(pool: &Uuid, open: &[PoolDevice]) -> Vec<String> {
     returned.map(|own| own.spec.clone()).collect()
 }
 
-/// Which of a pool's devices can be taken back, at `told` or where they may be; claims nothing.
-/// Skips a device in `told` that is `open`, unless it no longer answers.
+/// Which of a pool's devices can be taken back, at `given` or where they may be; claims nothing.
+/// Skips a device in `given` that is `open`, unless it no longer answers.
 ///
 /// A truncated device is not searched for, and is refused unless `forced`.
 pub(crate) fn find_missing(
@@ -49,7 +49,7 @@ pub(crate) fn find_missing(
     recorded: Option<&Recorded>,
     open: &[PoolDevice],
     missing: &[MissingDevice],
-    told: &[String],
+    given: &[String],
     forced: bool,
 ) -> Result<Back, ApiError> {
     let cut_short: BTreeMap<Uuid, u64> = recorded.into_iter().flat_map(cut_short).collect();
@@ -58,8 +58,8 @@ pub(crate) fn find_missing(
         stores.any(|store| store.0.info().identity == info.identity)
     };
     let mut found = Back::default();
-    for text in told {
-        let (info, label) = look::at(text)?;
+    for text in given {
+        let (info, label) = inspect::at(text)?;
         let is_pools = label.pool_uuid == *pool;
         let own = open
             .iter()
@@ -111,7 +111,7 @@ pub(crate) fn find_missing(
             &folders,
         ));
         for place in places {
-            if let Ok((_, label)) = look::at(&place)
+            if let Ok((_, label)) = inspect::at(&place)
                 && label.pool_uuid == *pool
                 && label.device_uuid == device.uuid
             {

@@ -166,10 +166,10 @@ fn moved_elsewhere_a_pool_is_opened_where_one_says_it_is() {
     assert!(error.message.contains("pool p can't be opened"), "{error}");
     assert!(error.message.contains("there is no such file"), "{error}");
     assert!(error.hint.unwrap().contains("forebay pool open --device"));
-    for told in [true, false] {
+    for given in [true, false] {
         let mut places = remembered(folder.path());
-        let list = if told {
-            &mut places.told
+        let list = if given {
+            &mut places.given
         } else {
             &mut places.configured
         };
@@ -250,14 +250,14 @@ fn what_was_cut_short_in_use_is_taken_only_by_force() {
     );
     drop(open);
     let mut places = remembered(folder.path());
-    places.told = vec![at("b")];
+    places.given = vec![at("b")];
     let error = refused(open_at(&places));
     assert!(error.message.contains("--force"), "{error}");
     // Only named devices are forced.
     places.forced = true;
-    places.told = vec![at("a")];
+    places.given = vec![at("a")];
     assert_eq!(open_at(&places).unwrap().missing.len(), 1);
-    places.told = vec![at("b")];
+    places.given = vec![at("b")];
     assert!(open_at(&places).unwrap().missing.is_empty());
     forgive_cut_short(folder.path(), &[uuid]).unwrap();
     let open = open_at(&remembered(folder.path())).unwrap();

@@ -19,7 +19,7 @@ use tokio::time::timeout;
 use crate::base::Base;
 use crate::base::show::serial;
 use crate::devices::{api_error, now_s};
-use crate::events::News;
+use crate::events::EventFields;
 use crate::exports::hosts::Hosts;
 use crate::exports::ports::Ports;
 use crate::exports::quarantine::Quarantine;
@@ -130,7 +130,7 @@ impl Exports {
             true => format!("{name} is exported from now on (internal: an image is moved)"),
             false => format!("{name} is exported from now on"),
         };
-        self.tell_export(EventKind::ExportCreated, name, text);
+        self.report_export(EventKind::ExportCreated, name, text);
         let mut shown = self.export_show(&tenant, &named)?;
         // Another reactor than the planned one may serve it.
         let _ = self.budgets.push_budgets().await;
@@ -177,7 +177,7 @@ impl Exports {
         let known = self.budgets.push_budgets().await;
         known.map_err(|error| engine_error(&error))?;
         let error = match self.push_export(export).await {
-            Ok(_) => match self.vms.listen_for_machine(export).await {
+            Ok(_) => match self.vms.listen_for_vm(export).await {
                 Ok(()) => return Ok(()),
                 Err(error) => error,
             },
@@ -187,7 +187,7 @@ impl Exports {
             }
             Err(error) => return Err(engine_error(&error)),
         };
-        let path = self.vms.machine_path(export);
+        let path = self.vms.vm_path(export);
         let taken_back = self.base.core.borrow_mut().pool.delete_export(export);
         taken_back.map_err(api_error)?;
         self.base.commit_for_api().await?;
@@ -200,19 +200,19 @@ impl Exports {
         let _ = self.budgets.push_budgets().await;
         // If the socket could not be made, the path may be another's.
         if let Some(path) = path
-            && self.vms.has_machine_listener(export)
+            && self.vms.has_vm_listener(export)
         {
-            self.vms.remove_machine_listener(export, &path).await;
+            self.vms.remove_vm_listener(export, &path).await;
         }
         Err(error)
     }
 
-    fn tell_export(&self, kind: EventKind, name: String, text: String) {
-        let news = News {
+    fn report_export(&self, kind: EventKind, name: String, text: String) {
+        let fields = EventFields {
             export: Some(name),
-            ..News::default()
+            ..EventFields::default()
         };
-        self.base.tell(kind, text, news);
+        self.base.report(kind, text, fields);
     }
 
     /// Returns how many commands of hosts that this shuts out are still at devices.
@@ -355,7 +355,7 @@ impl Exports {
             true => format!("export {name} is for {who} from now on (internal: an image is moved)"),
             false => format!("export {name} is for {who} from now on"),
         };
-        self.tell_export(EventKind::ExportChanged, name, text);
+        self.report_export(EventKind::ExportChanged, name, text);
         Ok(shown)
     }
 
@@ -393,7 +393,7 @@ impl Exports {
             .exports()
             .get(id)
             .is_ok_and(is_internal);
-        let socket = self.vms.machine_path(id);
+        let socket = self.vms.vm_path(id);
         self.hosts.remember(id, self.hosts.export_name(id));
         self.base
             .core
@@ -407,7 +407,7 @@ impl Exports {
         let message = |request| ToEngine::RemoveExport { request, export };
         let pushed = self.link.push_settled("removing an export", message).await;
         if let Some(path) = socket {
-            self.vms.remove_machine_listener(id, &path).await;
+            self.vms.remove_vm_listener(id, &path).await;
         }
         // Frees the tenant's placement if this was its last export. Errors are logged.
         let _ = self.budgets.push_budgets().await;
@@ -417,7 +417,7 @@ impl Exports {
             true => format!("{name} is not exported any more (internal: an image was moved)"),
             false => format!("{name} is not exported any more"),
         };
-        self.tell_export(EventKind::ExportDeleted, name, text);
+        self.report_export(EventKind::ExportDeleted, name, text);
         Ok(at_devices.into())
     }
 

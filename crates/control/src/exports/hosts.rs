@@ -14,7 +14,7 @@ use forebay_pool::ExportId;
 
 use crate::base::Base;
 use crate::base::show::tenant_name;
-use crate::events::News;
+use crate::events::EventFields;
 use crate::link::session::Session;
 use crate::link::{Link, connected_hosts};
 use crate::model::MachineClient;
@@ -48,7 +48,7 @@ impl Hosts {
         })
     }
 
-    pub(crate) fn last_look(&self) -> Vec<(ExportId, String)> {
+    pub(crate) fn last_poll(&self) -> Vec<(ExportId, String)> {
         self.known.borrow().iter().cloned().collect()
     }
 
@@ -67,7 +67,7 @@ impl Hosts {
     }
 }
 
-fn told(export: &str, hosts: &[&str], did: &str) -> Vec<(String, Option<String>, u64)> {
+fn reported(export: &str, hosts: &[&str], did: &str) -> Vec<(String, Option<String>, u64)> {
     if hosts.len() <= NAMED_MAX {
         let one = |host: &&str| {
             let text = format!("host {host} {did} {export}");
@@ -87,7 +87,7 @@ fn clean(text: &str) -> String {
 }
 
 impl Hosts {
-    pub(crate) fn look_at_hosts(&self) {
+    pub(crate) fn poll_hosts(&self) {
         let session = self.link.session();
         let acting = session.filter(|session| self.link.acting.get() == session.generation);
         let Some(session) = acting else {
@@ -126,14 +126,16 @@ impl Hosts {
         ] {
             for (export, hosts) in all {
                 let hosts: Vec<&str> = hosts.iter().map(String::as_str).collect();
-                for (text, host, count) in told(&export, &hosts, did) {
-                    let news = News {
+                for (text, host, count) in reported(&export, &hosts, did) {
+                    let fields = EventFields {
                         export: Some(export.clone()),
                         host,
                         count: Some(count),
-                        ..News::default()
+                        ..EventFields::default()
                     };
-                    self.base.events.tell(kind, session.generation, text, news);
+                    self.base
+                        .events
+                        .report(kind, session.generation, text, fields);
                 }
             }
         }
@@ -176,23 +178,26 @@ impl Hosts {
         {
             let export = self.export_name(ExportId(export));
             let text = format!("a machine at {export}: {why}{more}");
-            let news = News {
+            let fields = EventFields {
                 export: Some(export),
                 count: Some(count.max(1).into()),
-                ..News::default()
+                ..EventFields::default()
             };
             let kind = EventKind::HostRefused;
-            return self.base.events.tell(kind, session.generation, text, news);
+            return self
+                .base
+                .events
+                .report(kind, session.generation, text, fields);
         }
         let text = format!("host {host} was not let in to {subsystem}: {why}{more}");
-        let news = News {
+        let fields = EventFields {
             host: Some(host),
             count: Some(count.max(1).into()),
-            ..News::default()
+            ..EventFields::default()
         };
         self.base
             .events
-            .tell(EventKind::HostRefused, session.generation, text, news);
+            .report(EventKind::HostRefused, session.generation, text, fields);
     }
 
     /// Also for an ended export; its number if nothing else is known.
@@ -210,14 +215,14 @@ impl Hosts {
             .unwrap_or_else(|| export.to_string())
     }
 
-    pub(crate) fn machine_of(&self, export: ExportId) -> Option<MachineClient> {
+    pub(crate) fn vm_of(&self, export: ExportId) -> Option<MachineClient> {
         let session = self.link.session()?;
         let mut lanes = session.region.lanes().iter();
         let lane = lanes.find(|lane| lane.export.load(Relaxed) == export.0 + 1)?;
         (lane.connections.load(Relaxed) > 0).then(|| MachineClient {
-            since_unix_s: lane.machine_since_s.load(Relaxed),
-            memory_bytes: lane.machine_memory_bytes.load(Relaxed),
-            queues: lane.machine_queues.load(Relaxed),
+            since_unix_s: lane.vm_since_s.load(Relaxed),
+            memory_bytes: lane.vm_memory_bytes.load(Relaxed),
+            queues: lane.vm_queues.load(Relaxed),
         })
     }
 }
@@ -230,11 +235,11 @@ mod tests {
     fn a_storm_of_hosts_is_one_event() {
         let names: Vec<String> = (0..20).map(|n| format!("nqn.{n}")).collect();
         let hosts: Vec<&str> = names.iter().map(String::as_str).collect();
-        let few = told("t/a", &hosts[..NAMED_MAX], "connected to");
+        let few = reported("t/a", &hosts[..NAMED_MAX], "connected to");
         assert_eq!(few.len(), NAMED_MAX);
         assert_eq!(few[3].0, "host nqn.3 connected to t/a");
         assert_eq!(few[3].1.as_deref(), Some("nqn.3"));
-        let many = told("t/a", &hosts, "connected to");
+        let many = reported("t/a", &hosts, "connected to");
         assert_eq!(many, [("20 hosts connected to t/a".to_owned(), None, 20)]);
     }
 

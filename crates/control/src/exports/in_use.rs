@@ -88,7 +88,7 @@ impl Hosts {
                     hosts.into_iter().map(move |host| (ExportId(export), host))
                 })
                 .collect(),
-            None => self.last_look(),
+            None => self.last_poll(),
         };
         let core = self.base.core.borrow();
         let name = |export: &ExportRecord| {
@@ -102,13 +102,13 @@ impl Hosts {
             let text = || format!("host {host} uses {}", name(export));
             is_cut_off(export, Some(&host)).then(text)
         });
-        let machines = core.pool.exports().iter().filter_map(|export| {
-            let is_used = export.frontend.is_machine()
+        let vms = core.pool.exports().iter().filter_map(|export| {
+            let is_used = export.frontend.is_vm()
                 && is_cut_off(export, None)
-                && self.machine_of(export.id).is_some();
+                && self.vm_of(export.id).is_some();
             is_used.then(|| format!("a virtual machine uses {}", name(export)))
         });
-        hosts.chain(machines).collect()
+        hosts.chain(vms).collect()
     }
 }
 

@@ -15,7 +15,7 @@ use forebay_xlate::boundary::message::{PathState, PortConfig, ToEngine};
 
 use crate::base::Base;
 use crate::devices::api_error;
-use crate::events::News;
+use crate::events::EventFields;
 use crate::link::session::{PendingAnswer, Session};
 use crate::link::{Link, WelcomeItem, engine_error};
 use crate::model::error::ApiError;
@@ -170,12 +170,12 @@ impl Ports {
                 pool.journal().open_batch_id();
         }
         let (owner, key) = (self.clone(), address.to_owned());
-        let told = async move {
+        let reported = async move {
             owner.base.commit_through().await;
             let port = owner.base.core.borrow().pool.hosts().port(&key).cloned();
             match port {
                 Some(port) => {
-                    owner.tell_port_change(&port);
+                    owner.report_port_change(&port);
                     let push = |request| ToEngine::SetPort { request, port };
                     owner.link.push("a port", push).await
                 }
@@ -185,7 +185,7 @@ impl Ports {
         // Detached: the change goes on if the caller gives up.
         let (sender, answer) = tokio::sync::oneshot::channel();
         self.base.spawn(async move {
-            let _ = sender.send(told.await);
+            let _ = sender.send(reported.await);
         });
         let trouble = || {
             ApiError::unavailable("the change is not durable yet")
@@ -200,7 +200,7 @@ impl Ports {
         port.ok_or_else(|| ApiError::internal(format!("port {address} is gone")))
     }
 
-    fn tell_port_change(&self, port: &PortConfig) {
+    fn report_port_change(&self, port: &PortConfig) {
         let state = match port.ana {
             PathState::Optimized => "optimized",
             PathState::NonOptimized => "non-optimized",
@@ -208,9 +208,12 @@ impl Ports {
         };
         let text = format!("port {} is {state} from now on", port.address);
         let generation = self.base.newest_generation.get();
-        self.base
-            .events
-            .tell(EventKind::PortChanged, generation, text, News::default());
+        self.base.events.report(
+            EventKind::PortChanged,
+            generation,
+            text,
+            EventFields::default(),
+        );
     }
 
     pub(crate) fn addresses(&self) -> Vec<String> {

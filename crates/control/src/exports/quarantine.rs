@@ -10,7 +10,7 @@ use std::time::Duration;
 use forebay_pool::ExportId;
 use tokio::time::Instant;
 
-use crate::events::News;
+use crate::events::EventFields;
 use crate::exports::export::Exports;
 use crate::link::engine_error;
 use crate::model::Export;
@@ -67,17 +67,17 @@ impl Exports {
         }
         let name = self.hosts.export_name(export);
         let reason = self.quarantine.reason(export).unwrap_or_default();
-        self.vms.forget_machine_listener(export);
+        self.vms.forget_vm_listener(export);
         let text = format!(
             "export {name} is not served any more: {reason}; `forebay export resume {name}` serves it again"
         );
-        let news = News {
+        let fields = EventFields {
             export: Some(name),
-            ..News::default()
+            ..EventFields::default()
         };
         self.base
             .events
-            .tell(EventKind::ExportQuarantined, generation, text, news);
+            .report(EventKind::ExportQuarantined, generation, text, fields);
     }
 
     pub(crate) async fn export_resume(
@@ -90,20 +90,20 @@ impl Exports {
         if self.quarantine.lift(id) {
             let name = self.hosts.export_name(id);
             let text = format!("export {name} is served again: an operator said so");
-            let news = News {
+            let fields = EventFields {
                 export: Some(name),
-                ..News::default()
+                ..EventFields::default()
             };
-            self.base.events.tell(
+            self.base.events.report(
                 EventKind::ExportResumed,
                 self.base.newest_generation.get(),
                 text,
-                news,
+                fields,
             );
             self.push_export(id)
                 .await
                 .map_err(|error| engine_error(&error))?;
-            self.vms.listen_for_machine(id).await?;
+            self.vms.listen_for_vm(id).await?;
         }
         self.export_show(&tenant, &volume)
     }

@@ -15,7 +15,7 @@ use forebay_xlate::{VolumeId, kill_point};
 
 use crate::base::Base;
 use crate::base::show::host_text;
-use crate::events::News;
+use crate::events::EventFields;
 use crate::exports::hosts::Hosts;
 use crate::link::session::{PendingAnswer, Session};
 use crate::model::events::EventKind;
@@ -82,11 +82,11 @@ impl Registrations {
             })?;
             before
         };
-        self.tell_preempted(ask, &command, &before);
+        self.report_preempted(ask, &command, &before);
         Ok(true)
     }
 
-    fn tell_preempted(
+    fn report_preempted(
         &self,
         ask: &ReserveAsk,
         command: &ReservationCommand,
@@ -124,16 +124,16 @@ impl Registrations {
                 [] => String::new(),
             }
         );
-        let news = News {
+        let fields = EventFields {
             export: export.map(|export| self.hosts.export_name(export)),
             host: Some(host),
             count: Some(gone.len() as u64),
-            ..News::default()
+            ..EventFields::default()
         };
         let generation = self.base.newest_generation.get();
         self.base
             .events
-            .tell(EventKind::ReservationPreempted, generation, text, news);
+            .report(EventKind::ReservationPreempted, generation, text, fields);
     }
 
     fn reservations(&self, volume: VolumeId) -> Reservations {

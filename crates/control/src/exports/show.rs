@@ -30,12 +30,12 @@ impl Exports {
             } => (ExportFrontend::NvmePcie, mapped_doorbells, 0),
             Frontend::VhostUser { queues, .. } => (ExportFrontend::VhostUser, false, queues),
         };
-        let is_machine = export.frontend.is_machine();
-        let addresses = match is_machine {
+        let is_vm = export.frontend.is_vm();
+        let addresses = match is_vm {
             true => Vec::new(),
             false => self.ports.addresses(),
         };
-        let socket = is_machine.then(|| self.vms.socket_path(export, volume).display().to_string());
+        let socket = is_vm.then(|| self.vms.socket_path(export, volume).display().to_string());
         Some(Export {
             tenant: tenant_name(core, volume),
             volume: volume.name.clone(),
@@ -45,9 +45,7 @@ impl Exports {
             queues,
             pinned_memory: export.frontend.keeps_memory(),
             socket,
-            machine: is_machine
-                .then(|| self.hosts.machine_of(export.id))
-                .flatten(),
+            machine: is_vm.then(|| self.hosts.vm_of(export.id)).flatten(),
             shared: export.shared,
             internal: is_internal(export),
             nqn: export.nqn.clone(),

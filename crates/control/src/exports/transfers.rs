@@ -34,10 +34,10 @@ const HOLDS: Duration = Duration::from_secs(30);
 const GONE: Duration = Duration::from_secs(10);
 /// Likewise, when another request waits for its end.
 const GONE_IN_THE_WAY: Duration = Duration::from_secs(3);
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// How long another request waits for a host that may be leaving, and the period of its checks.
 const LEAVES: Duration = Duration::from_millis(500);
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
+const POLL_AGAIN: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
 struct OpenTransfer {
@@ -292,7 +292,7 @@ impl Transfers {
         let core = self.base.core.borrow();
         let mut exports = core.pool.exports().of_volume(id);
         exports
-            .find(|export| !export.frontend.is_machine())
+            .find(|export| !export.frontend.is_vm())
             .map(|export| export.id)
     }
 
@@ -426,7 +426,7 @@ impl Transfers {
             if hosts.is_empty() || begun.elapsed() >= limit {
                 return;
             }
-            sleep(LOOK_AGAIN).await;
+            sleep(POLL_AGAIN).await;
         }
     }
 
@@ -469,7 +469,7 @@ impl Transfers {
             let transfers = &self.transfers;
             let some = || (!transfers.of.borrow().is_empty()).then_some(());
             transfers.begun.until(some).await;
-            sleep(LOOK_EVERY).await;
+            sleep(POLL_INTERVAL).await;
             self.end_transfers(GONE).await;
         }
     }

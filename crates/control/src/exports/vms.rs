@@ -23,7 +23,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::base::Base;
 use crate::base::show::tenant_name;
-use crate::events::News;
+use crate::events::EventFields;
 use crate::exports::hosts::Hosts;
 use crate::exports::quarantine::Quarantine;
 use crate::link::session::{AskError, PendingAnswer, Session};
@@ -145,9 +145,9 @@ fn listen(path: &Path, is_default: bool, owner: SocketOwner) -> io::Result<Owned
 
 impl VmSockets {
     /// Sets the folder of default paths, and begins to make missing sockets.
-    pub(crate) fn begin_machines(self: &Rc<Self>, folder: PathBuf) {
+    pub(crate) fn begin_vms(self: &Rc<Self>, folder: PathBuf) {
         *self.folder.borrow_mut() = folder;
-        self.base.spawn(self.clone().run_machines());
+        self.base.spawn(self.clone().run_vms());
     }
 
     pub(crate) fn socket_path(&self, export: &ExportRecord, volume: &VolumeRecord) -> PathBuf {
@@ -164,12 +164,12 @@ impl VmSockets {
     }
 
     /// `None` if it is not a VM's export.
-    pub(crate) fn machine_path(&self, id: ExportId) -> Option<PathBuf> {
+    pub(crate) fn vm_path(&self, id: ExportId) -> Option<PathBuf> {
         let core = self.base.core.borrow();
         let export = core.pool.exports().get(id).ok()?;
         let volume = core.pool.volume(export.volume).ok()?;
-        let is_machine = export.frontend.is_machine();
-        is_machine.then(|| self.socket_path(export, volume))
+        let is_vm = export.frontend.is_vm();
+        is_vm.then(|| self.socket_path(export, volume))
     }
 
     /// The thread may hang.
@@ -206,7 +206,7 @@ impl VmSockets {
     }
 
     /// Also has the engine accept from it.
-    pub(crate) async fn listen_for_machine(self: &Rc<Self>, id: ExportId) -> Result<(), ApiError> {
+    pub(crate) async fn listen_for_vm(self: &Rc<Self>, id: ExportId) -> Result<(), ApiError> {
         let (path, is_default, owner) = {
             let (export, volume) = {
                 let core = self.base.core.borrow();
@@ -218,13 +218,13 @@ impl VmSockets {
                 };
                 (export.clone(), volume.clone())
             };
-            if !export.frontend.is_machine() {
+            if !export.frontend.is_vm() {
                 return Ok(());
             }
             let path = self.socket_path(&export, &volume);
             (path, export.socket.is_none(), export.socket_owner)
         };
-        if !self.has_machine_listener(id) {
+        if !self.has_vm_listener(id) {
             if path.as_os_str().len() > MAX_PATH_BYTES {
                 return Err(ApiError::invalid(format!(
                     "the socket's path is too long (at most {MAX_PATH_BYTES} bytes): {}",
@@ -242,14 +242,14 @@ impl VmSockets {
             if is_deleted || self.quarantine.has(id) {
                 drop(fd);
                 if is_deleted {
-                    self.remove_machine_listener(id, &path).await;
+                    self.remove_vm_listener(id, &path).await;
                 }
                 return Ok(());
             }
             self.listeners.borrow_mut().insert(id, fd);
         }
         if let Some(session) = self.link.session()
-            && let Some(mut pending) = self.say_machine_listener(&session, id)
+            && let Some(mut pending) = self.say_vm_listener(&session, id)
         {
             match pending.within(self.base.limits.request).await {
                 // The next engine is told of it.
@@ -260,7 +260,7 @@ impl VmSockets {
         Ok(())
     }
 
-    fn say_machine_listener(&self, session: &Session, id: ExportId) -> Option<PendingAnswer> {
+    fn say_vm_listener(&self, session: &Session, id: ExportId) -> Option<PendingAnswer> {
         if self.quarantine.has(id) {
             return None;
         }
@@ -270,49 +270,49 @@ impl VmSockets {
             .inspect_err(|error| tracing::error!(%error, "a descriptor for a machine's socket"))
             .ok()?;
         let export = EngineExportId(id.0);
-        let message = |request| ToEngine::SetMachineListener { request, export };
+        let message = |request| ToEngine::SetVmListener { request, export };
         Some(session.request_with("a machine's socket", fd, message))
     }
 
     /// Closes the last descriptor, as the engine is dead: clients get an error at once while the
     /// export is quarantined.
-    pub(crate) fn forget_machine_listener(&self, id: ExportId) {
+    pub(crate) fn forget_vm_listener(&self, id: ExportId) {
         self.listeners.borrow_mut().remove(&id);
     }
 
-    pub(crate) fn keep_machine_listener(&self, export: EngineExportId, fd: Option<OwnedFd>) {
+    pub(crate) fn keep_vm_listener(&self, export: EngineExportId, fd: Option<OwnedFd>) {
         if let Some(fd) = fd {
             let mut listeners = self.listeners.borrow_mut();
             listeners.entry(ExportId(export.0)).or_insert(fd);
         }
     }
 
-    pub(crate) fn keep_machine_listeners(&self, held: &mut [(Held, Vec<OwnedFd>)]) {
+    pub(crate) fn keep_vm_listeners(&self, held: &mut [(Held, Vec<OwnedFd>)]) {
         for (held, descriptors) in held {
-            if let Held::MachineListener(export) = held {
-                self.keep_machine_listener(*export, descriptors.pop());
+            if let Held::VmListener(export) = held {
+                self.keep_vm_listener(*export, descriptors.pop());
             }
         }
     }
 
-    pub(crate) fn has_machine_listener(&self, id: ExportId) -> bool {
+    pub(crate) fn has_vm_listener(&self, id: ExportId) -> bool {
         self.listeners.borrow().contains_key(&id)
     }
 
-    pub(crate) fn say_machine_listeners(&self, session: &Session) -> Vec<(String, PendingAnswer)> {
+    pub(crate) fn say_vm_listeners(&self, session: &Session) -> Vec<(String, PendingAnswer)> {
         let ids: Vec<ExportId> = self.listeners.borrow().keys().copied().collect();
         let known = |id: &ExportId| self.base.core.borrow().pool.exports().get(*id).is_ok();
         let ids = ids.into_iter().filter(known);
         ids.filter_map(|id| {
             Some((
                 format!("socket of {id}"),
-                self.say_machine_listener(session, id)?,
+                self.say_vm_listener(session, id)?,
             ))
         })
         .collect()
     }
 
-    pub(crate) async fn remove_machine_listener(self: &Rc<Self>, id: ExportId, path: &Path) {
+    pub(crate) async fn remove_vm_listener(self: &Rc<Self>, id: ExportId, path: &Path) {
         self.missing.borrow_mut().remove(&id);
         self.listeners.borrow_mut().remove(&id);
         // The engine has closed it too, so it has no listener unless another process uses the path
@@ -322,16 +322,12 @@ impl VmSockets {
         }
     }
 
-    async fn run_machines(self: Rc<Self>) {
+    async fn run_vms(self: Rc<Self>) {
         loop {
             let served: Vec<ExportId> = {
                 let core = self.base.core.borrow();
-                let machines = core
-                    .pool
-                    .exports()
-                    .iter()
-                    .filter(|e| e.frontend.is_machine());
-                let served = machines.filter(|e| !self.quarantine.has(e.id));
+                let vms = core.pool.exports().iter().filter(|e| e.frontend.is_vm());
+                let served = vms.filter(|e| !self.quarantine.has(e.id));
                 served.map(|export| export.id).collect()
             };
             for id in served {
@@ -340,9 +336,9 @@ impl VmSockets {
                     continue;
                 }
                 self.forget_lost_socket(id).await;
-                let made = match self.has_machine_listener(id) {
+                let made = match self.has_vm_listener(id) {
                     true => Ok(()),
-                    false => self.listen_for_machine(id).await,
+                    false => self.listen_for_vm(id).await,
                 };
                 self.note_socket(id, made);
             }
@@ -352,10 +348,10 @@ impl VmSockets {
 
     /// A socket without a file is of no use to clients.
     async fn forget_lost_socket(self: &Rc<Self>, id: ExportId) {
-        let Some(path) = self.machine_path(id) else {
+        let Some(path) = self.vm_path(id) else {
             return;
         };
-        if !self.has_machine_listener(id) {
+        if !self.has_vm_listener(id) {
             return;
         }
         let is_lost = |path: &Path| match path.symlink_metadata() {
@@ -373,7 +369,7 @@ impl VmSockets {
 
     fn note_socket(&self, id: ExportId, made: Result<(), ApiError>) {
         let name = self.hosts.export_name(id);
-        let news = match made {
+        let fields = match made {
             Ok(()) => {
                 let returned = self.missing.borrow_mut().remove(&id);
                 returned.map(|_| {
@@ -389,8 +385,8 @@ impl VmSockets {
                 (before.as_ref() != Some(&text)).then_some((EventKind::PartMissing, text))
             }
         };
-        if let Some((kind, text)) = news {
-            self.base.tell(kind, text, News::default());
+        if let Some((kind, text)) = fields {
+            self.base.report(kind, text, EventFields::default());
         }
     }
 
@@ -402,14 +398,14 @@ impl VmSockets {
         self.making.borrow().contains(&id)
     }
 
-    pub(crate) fn machine_news(&self, session: &Session, news: &FromEngine) {
-        let (export, kind, did) = match news {
-            FromEngine::Machine { export, .. } => (
+    pub(crate) fn report_vm(&self, session: &Session, fields: &FromEngine) {
+        let (export, kind, did) = match fields {
+            FromEngine::Vm { export, .. } => (
                 *export,
                 EventKind::HostConnected,
                 "a machine connected to".to_owned(),
             ),
-            FromEngine::MachineLeft { export, why } => (
+            FromEngine::VmDetached { export, why } => (
                 *export,
                 EventKind::HostDisconnected,
                 format!("a machine was disconnected ({why}) from"),
@@ -417,13 +413,15 @@ impl VmSockets {
             _ => return,
         };
         let name = self.hosts.export_name(ExportId(export.0));
-        let news = News {
+        let fields = EventFields {
             export: Some(name.clone()),
             count: Some(1),
-            ..News::default()
+            ..EventFields::default()
         };
         let text = format!("{did} {name}");
-        self.base.events.tell(kind, session.generation, text, news);
+        self.base
+            .events
+            .report(kind, session.generation, text, fields);
     }
 }
 

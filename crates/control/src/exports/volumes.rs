@@ -30,18 +30,18 @@ fn reservation_error(
     size_bytes: u64,
 ) -> ApiError {
     let kind = error.kind;
-    let told = api_error(error);
-    let is_reserve = told.message.contains("can't be reserved");
+    let reported = api_error(error);
+    let is_reserve = reported.message.contains("can't be reserved");
     if is_reserve && reserved_bytes > size_bytes {
-        return told.hint(
+        return reported.hint(
             "reserve less, or `full` for all of the volume; `forebay volume resize` makes it larger",
         );
     }
     if kind != ErrorKind::NoSpace {
-        return told;
+        return reported;
     }
     let left = pool.reservable_bytes(None);
-    told.hint(format!(
+    reported.hint(format!(
         "reserve less ({} can be promised now), add a device (`forebay device add`), or take other \
          volumes' reservations back (`forebay volume set --reserve`)",
         format_bytes(left)

@@ -25,8 +25,8 @@ impl Reports {
         }
         let mut report = check.end();
         report.problems.extend(self.check_on_disk().await);
-        self.copies.look_at_copies().await;
-        let mut covered = self.labels.look_at_labels().await;
+        self.copies.poll_copies().await;
+        let mut covered = self.labels.poll_labels().await;
         if repair && !covered.is_empty() {
             self.labels.repair_labels().await?;
             covered.clear();
@@ -48,7 +48,7 @@ impl Reports {
                 .map_err(api_error)?;
             tracing::warn!(extents = repaired, "leaked extents are given back");
             self.base.commit_for_api().await?;
-            self.base.launder_wanted.raise();
+            self.base.zero_fill_wanted.raise();
         }
         Ok((report, repaired))
     }

@@ -11,7 +11,7 @@ use forebay_pool::{CatalogCopy, CatalogHealth, CopyState};
 use tokio::time::{Instant, sleep};
 
 use crate::base::Base;
-use crate::events::News;
+use crate::events::EventFields;
 use crate::model::events::EventKind;
 use crate::model::{CatalogCopyInfo, CatalogInfo};
 
@@ -48,7 +48,7 @@ impl Copies {
         let mut healed_at = Instant::now();
         loop {
             sleep(BEAT).await;
-            self.look_at_copies().await;
+            self.poll_copies().await;
             let is_well = {
                 let health = self.known.borrow();
                 health.is_whole() && health.is_settled
@@ -65,7 +65,7 @@ impl Copies {
         }
     }
 
-    pub(crate) async fn look_at_copies(&self) {
+    pub(crate) async fn poll_copies(&self) {
         let catalog = self.base.catalog.clone();
         let Ok(now) = tokio::task::spawn_blocking(move || catalog.health()).await else {
             return;
@@ -80,7 +80,7 @@ impl Copies {
             _ => return,
         };
         self.base
-            .tell(EventKind::Warning, text.to_owned(), News::default());
+            .report(EventKind::Warning, text.to_owned(), EventFields::default());
     }
 
     pub(crate) fn catalog_info(&self) -> CatalogInfo {

@@ -12,7 +12,7 @@ use forebay_pool::Stamped;
 use forebay_xlate::boundary::message::ToEngine;
 
 use crate::base::Base;
-use crate::events::News;
+use crate::events::EventFields;
 use crate::model::error::ApiError;
 use crate::model::events::EventKind;
 use crate::ownership;
@@ -92,7 +92,7 @@ impl Labels {
             let number = owner.base.core.borrow().pool.info().opens;
             owner.stamp(number, false).await;
             owner.base.commit_through().await;
-            owner.look_at_labels().await;
+            owner.poll_labels().await;
         });
     }
 
@@ -102,10 +102,10 @@ impl Labels {
 
     /// Renews the warnings about labels. Returns a sentence for each label whose first copy is
     /// overwritten.
-    pub(crate) async fn look_at_labels(&self) -> Vec<String> {
+    pub(crate) async fn poll_labels(&self) -> Vec<String> {
         let catalog = self.base.catalog.clone();
-        let looked = tokio::task::spawn_blocking(move || catalog.label_troubles());
-        let Ok((old, covered)) = looked.await else {
+        let checked = tokio::task::spawn_blocking(move || catalog.label_troubles());
+        let Ok((old, covered)) = checked.await else {
             return Vec::new();
         };
         let spec = |uuid| {
@@ -143,7 +143,7 @@ impl Labels {
         for warning in &warnings {
             if !self.hold.borrow().warnings.contains(warning) {
                 self.base
-                    .tell(EventKind::Warning, warning.clone(), News::default());
+                    .report(EventKind::Warning, warning.clone(), EventFields::default());
             }
         }
         self.hold.borrow_mut().warnings = warnings;
@@ -158,7 +158,7 @@ impl Labels {
             Ok(result) => result.map_err(crate::devices::api_error)?,
             Err(error) => return Err(ApiError::unavailable(error.to_string())),
         }
-        self.look_at_labels().await;
+        self.poll_labels().await;
         Ok(())
     }
 
@@ -203,16 +203,16 @@ impl Labels {
     }
 
     /// Returns a sentence if another node has taken the pool.
-    pub(crate) async fn look_for_taker(&self) -> Option<String> {
+    pub(crate) async fn find_taker(&self) -> Option<String> {
         let tenure = self.tenure()?;
         let held = self.held();
-        let looked = tokio::task::spawn_blocking(move || {
+        let checked = tokio::task::spawn_blocking(move || {
             for store in held {
                 // An unreadable device tells nothing.
-                let _ = tenure.look(store.as_ref());
+                let _ = tenure.poll_beat(store.as_ref());
             }
             tenure.taker()
         });
-        looked.await.ok().flatten()
+        checked.await.ok().flatten()
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use forebay_xlate::boundary::region::{MAX_CONTROLLERS, MAX_LANES, MAX_QUEUES};
 
-use crate::events::News;
+use crate::events::EventFields;
 use crate::health::reports::Reports;
 use crate::model::LimitUse;
 use crate::model::events::EventKind;
@@ -85,10 +85,11 @@ impl Reports {
         for limit in self.limits() {
             if limit.has_eighths(LITTLE) && warned.insert(limit.what.clone()) {
                 self.base
-                    .tell(EventKind::Warning, limit.warning(), News::default());
+                    .report(EventKind::Warning, limit.warning(), EventFields::default());
             } else if !limit.has_eighths(ENOUGH) && warned.remove(&limit.what) {
                 let text = format!("there are enough {} again", limit.what);
-                self.base.tell(EventKind::Warning, text, News::default());
+                self.base
+                    .report(EventKind::Warning, text, EventFields::default());
             }
         }
     }

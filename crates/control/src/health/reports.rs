@@ -14,7 +14,7 @@ use forebay_xlate::DeviceIndex;
 use tokio::time::sleep;
 
 use crate::base::{Base, Core};
-use crate::events::News;
+use crate::events::EventFields;
 use crate::exports::export::Exports;
 use crate::exports::vms::VmSockets;
 use crate::health::copies::Copies;
@@ -196,7 +196,7 @@ impl Reports {
         };
         self.base.committer.trouble().is_some()
             || self.device_list().iter().any(is_lost)
-            || self.base.waits.is_any_device_told()
+            || self.base.waits.is_any_device_published()
             || !self.exports.quarantine_warnings().is_empty()
     }
 
@@ -256,13 +256,14 @@ impl Reports {
         for (spec, text) in &now {
             if !warned.contains(spec) {
                 self.base
-                    .tell(EventKind::PoolSpace, text.clone(), News::default());
+                    .report(EventKind::PoolSpace, text.clone(), EventFields::default());
             }
         }
         let names: BTreeSet<String> = now.into_iter().map(|(spec, _)| spec).collect();
         for spec in warned.difference(&names) {
             let text = format!("the file system below device {spec} has room again");
-            self.base.tell(EventKind::PoolSpace, text, News::default());
+            self.base
+                .report(EventKind::PoolSpace, text, EventFields::default());
         }
         *warned = names;
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use forebay_device::size::format_bytes;
 use forebay_pool::{Space, SpaceLevel};
 
-use crate::events::News;
+use crate::events::EventFields;
 use crate::health::reports::Reports;
 use crate::model::events::EventKind;
 
@@ -90,7 +90,7 @@ impl Reports {
         for (name, text) in &now {
             if !warned.contains(*name) {
                 self.base
-                    .tell(EventKind::PoolSpace, text.clone(), News::default());
+                    .report(EventKind::PoolSpace, text.clone(), EventFields::default());
             }
         }
         let names: BTreeSet<String> = now.iter().map(|(name, _)| (*name).to_owned()).collect();
@@ -98,10 +98,10 @@ impl Reports {
         for gone in warned.difference(&names) {
             // It may be worse now.
             if !(has_level && LEVELS.contains(&gone.as_str())) {
-                self.base.tell(
+                self.base.report(
                     EventKind::PoolSpace,
                     format!("no longer: {gone}"),
-                    News::default(),
+                    EventFields::default(),
                 );
             }
         }

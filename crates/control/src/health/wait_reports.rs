@@ -1,4 +1,4 @@
-//! Reports waits longer than [`TOLD_AFTER`] with their causes, and their ends.
+//! Reports waits longer than [`REPORT_AFTER`] with their causes, and their ends.
 //!
 //! A task checks once a second the announced waits ([`begin`](crate::base::waits::Waits::begin))
 //! and those visible in the owner's state. It renews causes, because they may change. A thread
@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::base::Base;
 use crate::base::waits::{ReportedWait, Wait};
-use crate::events::News;
+use crate::events::EventFields;
 use crate::health::copies::Copies;
 use crate::health::reports::concerned;
 use crate::link::Link;
@@ -25,12 +25,12 @@ use crate::model::events::EventKind;
 use crate::store::SyncStore;
 
 /// How long a wait may take before it is reported.
-const TOLD_AFTER: Duration = Duration::from_secs(5);
+const REPORT_AFTER: Duration = Duration::from_secs(5);
 const BEAT: Duration = Duration::from_secs(1);
 /// The period of searches for one cause: each may read all of `/proc`.
-const LOOK_AGAIN: Duration = Duration::from_secs(5);
+const POLL_AGAIN: Duration = Duration::from_secs(5);
 /// The limit of a search for a process.
-const LOOK_LIMIT: Duration = Duration::from_secs(5);
+const POLL_LIMIT: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub(crate) struct WaitReports {
@@ -57,12 +57,12 @@ impl WaitReports {
 
     pub(crate) async fn run_waits(self: Rc<Self>) {
         loop {
-            self.look_at_waits().await;
+            self.poll_waits().await;
             sleep(BEAT).await;
         }
     }
 
-    async fn look_at_waits(&self) {
+    async fn poll_waits(&self) {
         let now = self.waits_now();
         let mut over = Vec::new();
         self.base.waits.seen.borrow_mut().retain(|wait, seen| {
@@ -74,19 +74,20 @@ impl WaitReports {
         });
         for text in over {
             let text = format!("no longer: {text}");
-            self.base.tell(EventKind::Warning, text, News::default());
+            self.base
+                .report(EventKind::Warning, text, EventFields::default());
         }
         let mut due = Vec::new();
         for wait in now {
             let mut seen = self.base.waits.seen.borrow_mut();
             let one = seen.entry(wait).or_insert_with(|| ReportedWait {
                 since: Instant::now(),
-                looked: None,
+                checked: None,
                 text: None,
             });
-            let is_fresh = one.looked.is_some_and(|at| at.elapsed() < LOOK_AGAIN);
-            if one.since.elapsed() >= TOLD_AFTER && !is_fresh {
-                one.looked = Some(Instant::now());
+            let is_fresh = one.checked.is_some_and(|at| at.elapsed() < POLL_AGAIN);
+            if one.since.elapsed() >= REPORT_AFTER && !is_fresh {
+                one.checked = Some(Instant::now());
                 due.push(wait);
             }
         }
@@ -105,11 +106,11 @@ impl WaitReports {
                 Wait::Device(device) | Wait::Job(device, _) => Some(device.0),
                 _ => None,
             };
-            let news = News {
+            let fields = EventFields {
                 device,
-                ..News::default()
+                ..EventFields::default()
             };
-            self.base.tell(EventKind::Warning, text, news);
+            self.base.report(EventKind::Warning, text, fields);
         }
     }
 
@@ -207,7 +208,7 @@ impl WaitReports {
             let open = devices.iter().find(|open| open.index == device)?;
             open.store.clone()
         };
-        let found = timeout(LOOK_LIMIT, predecessor(store, generation)).await;
+        let found = timeout(POLL_LIMIT, predecessor(store, generation)).await;
         // It may have got its fence meanwhile.
         let session = self.link.session()?;
         if session.device(device) != Some(DeviceState::Opening) {
@@ -248,8 +249,8 @@ impl WaitReports {
 }
 
 async fn predecessor(store: Arc<SyncStore>, generation: u64) -> Result<Option<String>, String> {
-    let look = move || store.0.predecessor(generation);
-    match tokio::task::spawn_blocking(look).await {
+    let check = move || store.0.predecessor(generation);
+    match tokio::task::spawn_blocking(check).await {
         Ok(Ok(found)) => Ok(found.map(|found| found.to_string())),
         Ok(Err(error)) => Err(error.to_string()),
         Err(error) => Err(error.to_string()),

@@ -49,16 +49,16 @@ impl Watch {
         self.mapping.adoption().wait_adopted().await;
         loop {
             sleep(BEAT).await;
-            if self.base.core.borrow_mut().pool.return_idle_stock() > 0 {
+            if self.base.core.borrow_mut().pool.return_idle_spare() > 0 {
                 self.base.committer.kick();
             }
             self.reports.log_changes();
-            self.states.look_at_errors();
-            self.hosts.look_at_hosts();
-            self.statistics.look_at_figures();
-            self.statistics.save_figures(false).await;
-            self.placement.look_at_promises();
-            for device in self.states.look_at_sizes() {
+            self.states.poll_errors();
+            self.hosts.poll_hosts();
+            self.statistics.poll_statistics();
+            self.statistics.save_statistics(false).await;
+            self.placement.poll_promises();
+            for device in self.states.poll_sizes() {
                 self.mapping.revoke_device(device);
             }
         }

@@ -50,7 +50,7 @@ pub(crate) struct Link {
     session: RefCell<Option<Rc<Session>>>,
     pub(crate) session_changed: Signal,
     /// The session that is told everything; it may not have begun.
-    pub(crate) told: RefCell<Weak<Session>>,
+    pub(crate) published: RefCell<Weak<Session>>,
     /// The newest engine that has finished a take-over, or had none to do.
     pub(crate) acting: Cell<u64>,
 }
@@ -61,7 +61,7 @@ impl Link {
             base: base.clone(),
             session: RefCell::new(None),
             session_changed: Signal::new(),
-            told: RefCell::default(),
+            published: RefCell::default(),
             acting: Cell::new(0),
         })
     }
@@ -178,8 +178,8 @@ impl Link {
         }
     }
 
-    pub(crate) fn told_session(&self) -> Option<Rc<Session>> {
-        self.told.borrow().upgrade()
+    pub(crate) fn greeted_session(&self) -> Option<Rc<Session>> {
+        self.published.borrow().upgrade()
     }
 }
 

@@ -139,7 +139,7 @@ impl Grants {
             });
         };
         let stamp = stamp(boot_id, table.memory())?;
-        let stale = tell_pool(pool, &table)?;
+        let stale = adopt_into_pool(pool, &table)?;
         Ok(Self {
             table,
             adopting: true,
@@ -171,7 +171,7 @@ impl Grants {
 }
 
 /// Tells the pool each entry; returns those that the pool does not map there.
-fn tell_pool(pool: &mut Pool, table: &GrantTable) -> io::Result<Vec<Stale>> {
+fn adopt_into_pool(pool: &mut Pool, table: &GrantTable) -> io::Result<Vec<Stale>> {
     let mut stale = Vec::new();
     for grant in table.iter() {
         if !matches!(grant.word.rights(), Some(Rights::Read | Rights::ReadWrite)) {
@@ -182,7 +182,7 @@ fn tell_pool(pool: &mut Pool, table: &GrantTable) -> io::Result<Vec<Stale>> {
             range: grant.range,
             device: grant.word.device(),
         };
-        let told = pool.adopt_grant(
+        let reported = pool.adopt_grant(
             grant.volume,
             ExtentIndex(grant.range.first),
             grant.word.device(),
@@ -190,7 +190,7 @@ fn tell_pool(pool: &mut Pool, table: &GrantTable) -> io::Result<Vec<Stale>> {
             grant.range.count,
             grant.commit_sequence,
         );
-        match told {
+        match reported {
             Ok(Adopted::Durable | Adopted::Uncommitted) => {}
             Ok(Adopted::Stale) => stale.push(doubtful),
             Err(error) if error.kind == ErrorKind::NotFound => {
@@ -345,7 +345,7 @@ impl Adopter {
                     Ok(report) => tracing::info!(
                         same_boot = adoption.same_boot,
                         uncommitted = report.uncommitted,
-                        stock = report.stock,
+                        spare = report.spare,
                         dirty = report.dirty,
                         stale = adoption.stale.borrow().len(),
                         "took over what was granted"

@@ -43,7 +43,7 @@ impl Core {
 }
 
 impl Revoker {
-    pub(crate) fn evict_ahead(self: &Rc<Self>) {
+    pub(crate) fn evict_early(self: &Rc<Self>) {
         if self.base.core.borrow().is_short_of_entries() && self.evicting.try_lock().is_ok() {
             let owner = self.clone();
             self.base.spawn(async move { owner.evict().await });
@@ -91,7 +91,7 @@ impl Revoker {
     }
 
     /// Holds ranges all of whose entries may leave the table.
-    fn hold_victims(&self, even_ahead: bool) -> Vec<LockGuard<'_>> {
+    fn hold_victims(&self, even_preallocated: bool) -> Vec<LockGuard<'_>> {
         let at_once = self.base.core.borrow().evicted_at_once();
         let mut spans: Vec<(VolumeId, ExtentRange, usize)> = Vec::new();
         let (mut found, mut goes_on) = (0, false);
@@ -102,7 +102,7 @@ impl Revoker {
             let Some(victim) = self.base.core.borrow_mut().grants.victim() else {
                 break;
             };
-            if !self.may_leave(&victim, even_ahead) {
+            if !self.may_leave(&victim, even_preallocated) {
                 goes_on = false;
                 continue;
             }
@@ -125,13 +125,13 @@ impl Revoker {
         spans.into_iter().filter_map(hold).collect()
     }
 
-    pub(crate) fn may_leave(&self, grant: &Grant, even_ahead: bool) -> bool {
+    pub(crate) fn may_leave(&self, grant: &Grant, even_preallocated: bool) -> bool {
         if grant.word.rights() == Some(Rights::Hole) {
             return true;
         }
         // Evicted preallocated extents can't be taken back, so they go last.
-        let is_ahead = self.ahead.has_any(grant.volume, grant.range);
-        if self.states.is_hanging(grant.word.device()) || (is_ahead && !even_ahead) {
+        let is_preallocated = self.preallocated.has_any(grant.volume, grant.range);
+        if self.states.is_hanging(grant.word.device()) || (is_preallocated && !even_preallocated) {
             return false;
         }
         let durable = self

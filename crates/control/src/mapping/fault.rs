@@ -39,7 +39,7 @@ enum FaultStep {
     NoEngine,
     Locked,
     Commit(BatchId),
-    Launder,
+    ZeroFill,
     TableFull,
     /// This range is listed at another place, and must be revoked first.
     Moved(ExtentRange),
@@ -110,14 +110,14 @@ impl Faults {
                 }
             }
             for volume in writers {
-                self.reserve_ahead(&mut core, volume);
+                self.reserve_preallocated(&mut core, volume);
             }
         } else {
             later.extend(faults.iter().map(|fault| (*fault, FaultStep::NoEngine)));
         }
         if let Some(session) = &session {
             session.send_grants();
-            self.revoker.evict_ahead();
+            self.revoker.evict_early();
         }
         for (fault, step) in later {
             match step {
@@ -209,7 +209,7 @@ impl Faults {
             let failure = match step {
                 FaultStep::Done => {
                     if fault.write {
-                        self.reserve_ahead(&mut self.base.core.borrow_mut(), volume);
+                        self.reserve_preallocated(&mut self.base.core.borrow_mut(), volume);
                     }
                     return;
                 }
@@ -229,9 +229,9 @@ impl Faults {
                     }
                 },
                 // Other space may have become free: one more step decides.
-                FaultStep::Launder if hopeless => FaultFailure::NoSpace,
-                FaultStep::Launder => {
-                    hopeless = !self.zero_fill.wait_laundered().await;
+                FaultStep::ZeroFill if hopeless => FaultFailure::NoSpace,
+                FaultStep::ZeroFill => {
+                    hopeless = !self.zero_fill.wait_zero_filled().await;
                     continue;
                 }
                 FaultStep::TableFull => {
@@ -290,7 +290,7 @@ impl Faults {
                 }) => (
                     place(device, at),
                     self.revoker
-                        .ahead
+                        .preallocated
                         .stored_run(volume, extent, count.min(MAX_RUN)),
                     commit_seq.unwrap_or(0),
                 ),
@@ -307,7 +307,7 @@ impl Faults {
                     };
                 }
                 Ok(FaultAnswer::AwaitCommit { batch }) => return FaultStep::Commit(batch),
-                Ok(FaultAnswer::AwaitLaunder) => return FaultStep::Launder,
+                Ok(FaultAnswer::AwaitZeroFill) => return FaultStep::ZeroFill,
                 Ok(FaultAnswer::DeviceGone { .. }) => {
                     return FaultStep::Failed(FaultFailure::Device);
                 }
@@ -343,7 +343,11 @@ impl Faults {
         now: Instant,
     ) -> bool {
         let FaultAsk { volume, extent, .. } = *fault;
-        let Some(window) = self.revoker.ahead.window(&core.pool, volume, extent, now) else {
+        let Some(window) = self
+            .revoker
+            .preallocated
+            .window(&core.pool, volume, extent, now)
+        else {
             return false;
         };
         let window = ExtentRange::new(window.start, window.end - window.start);
@@ -361,7 +365,7 @@ impl Faults {
                 return false;
             }
         };
-        let Some(word) = Word::ahead(around.run.device, around.run.first) else {
+        let Some(word) = Word::preallocated(around.run.device, around.run.first) else {
             return false;
         };
         let grant = Grant {
@@ -375,18 +379,18 @@ impl Faults {
         let Ok(grant) = self.revoker.locks.grant(&mut core.grants, grant) else {
             return false;
         };
-        if Word::from_bits(grant.word).is_ahead() {
+        if Word::from_bits(grant.word).is_preallocated() {
             let count = grant.range.count - 1;
             self.revoker
-                .ahead
+                .preallocated
                 .given(&mut core.pool, volume, extent, count);
         }
         session.grant(grant);
         grant.range.contains(extent)
     }
 
-    fn reserve_ahead(&self, core: &mut Core, volume: VolumeId) {
-        let is_fast = self.revoker.ahead.is_fast(volume);
+    fn reserve_preallocated(&self, core: &mut Core, volume: VolumeId) {
+        let is_fast = self.revoker.preallocated.is_fast(volume);
         let Some(wanted) = core.pool.wants_reserve(volume, is_fast) else {
             return;
         };

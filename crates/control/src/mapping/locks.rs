@@ -40,7 +40,7 @@ impl Locks {
 
     /// None if another task holds a part of the range.
     pub(crate) fn try_hold(&self, volume: VolumeId, range: ExtentRange) -> Option<LockGuard<'_>> {
-        let id = self.side.borrow_mut().take(volume, range)?;
+        let id = self.side.borrow_mut().begin_take_back(volume, range)?;
         Some(LockGuard {
             locks: self,
             id,

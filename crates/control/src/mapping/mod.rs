@@ -11,8 +11,8 @@ pub(crate) mod flush;
 pub(crate) mod locks;
 pub(crate) mod preallocated;
 pub(crate) mod release;
+pub(crate) mod report;
 pub(crate) mod revoke;
-pub(crate) mod tell;
 pub(crate) mod zero_fill;
 
 use std::collections::BTreeSet;
@@ -60,7 +60,7 @@ pub(crate) trait MapOwner: Debug {
     fn forget_preallocated(&self);
     /// What each volume's FLUSH must cover and wait for.
     fn say_what_a_flush_must_know(&self, session: &Session);
-    fn tell_all_grants<'a>(&'a self, session: &'a Session) -> OwnerWork<'a>;
+    fn publish_all_grants<'a>(&'a self, session: &'a Session) -> OwnerWork<'a>;
 
     fn delete_volume(&self, volume: VolumeId) -> OwnerWork<'_, Result<(), ReleaseError>>;
     /// For a request that finds no space. False if no unwritten preallocated extents exist.
@@ -122,7 +122,7 @@ impl PoolOwner {
 impl MapOwner for PoolOwner {
     fn begin(&self) {
         self.base.spawn(self.faults.clone().run_awaiting_commit());
-        self.base.spawn(self.revoker.clone().run_ahead());
+        self.base.spawn(self.revoker.clone().run_preallocation());
         self.base.spawn(self.releaser.clone().run_deleter());
     }
 
@@ -130,7 +130,7 @@ impl MapOwner for PoolOwner {
         let syncer = self.flusher.add_syncer(device);
         let syncing = self.flusher.clone().run_syncer(device, syncer);
         self.base.spawn(syncing);
-        let zeroing = self.zero_fill.clone().run_launderer(device);
+        let zeroing = self.zero_fill.clone().run_zero_fill(device);
         self.base.spawn(zeroing);
         let (adoption, states) = (self.adoption.clone(), self.states.clone());
         self.base.spawn(async move {
@@ -167,15 +167,15 @@ impl MapOwner for PoolOwner {
 
     fn forget_preallocated(&self) {
         let pool = &mut self.base.core.borrow_mut().pool;
-        self.revoker.ahead.forget(pool);
+        self.revoker.preallocated.forget(pool);
     }
 
     fn say_what_a_flush_must_know(&self, session: &Session) {
         self.revoker.say_what_a_flush_must_know(session);
     }
 
-    fn tell_all_grants<'a>(&'a self, session: &'a Session) -> OwnerWork<'a> {
-        Box::pin(self.revoker.tell_all_grants(session))
+    fn publish_all_grants<'a>(&'a self, session: &'a Session) -> OwnerWork<'a> {
+        Box::pin(self.revoker.publish_all_grants(session))
     }
 
     fn delete_volume(&self, volume: VolumeId) -> OwnerWork<'_, Result<(), ReleaseError>> {
@@ -187,7 +187,7 @@ impl MapOwner for PoolOwner {
     }
 
     fn count_preallocated_soon(&self) -> OwnerWork<'_> {
-        Box::pin(self.revoker.count_ahead_soon())
+        Box::pin(self.revoker.count_preallocated_soon())
     }
 
     fn give_up_preallocated(&self, limit: Duration) -> OwnerWork<'_> {

@@ -2,7 +2,7 @@
 //! write.
 //!
 //! A region of a volume is as large as one message can take back. The more write faults it had
-//! lately, the larger its windows. The pool limits the total ([`forebay_pool::Pool::room_ahead`]).
+//! lately, the larger its windows. The pool limits the total ([`forebay_pool::Pool::preallocation_room`]).
 //! Unwritten extents are taken back from quiet regions, when the pool fills up, and at exit; the
 //! next session counts them as written.
 
@@ -28,7 +28,7 @@ const MAX_WINDOW: u64 = 64;
 /// A window is at most this part of the region's recent faults.
 const FAULTS_PER_EXTENT: u64 = 2;
 /// And at most this part of the volume's reserved extents, so that other faults find some.
-const STOCK_PART: u64 = 32;
+const SPARE_PART: u64 = 32;
 /// Faults of a volume in one [`TICK`] that count as fast.
 const MANY: u32 = 64;
 const TICK: Duration = Duration::from_millis(100);
@@ -53,7 +53,7 @@ const MAX_REGIONS: usize = 65_536;
 struct VolumeRegion {
     /// Write faults; halved at each beat.
     faults: u64,
-    ahead: u64,
+    preallocated: u64,
     /// Written or preallocated since the last beat.
     active: u64,
     quiet: u8,
@@ -67,12 +67,12 @@ struct FaultRate {
     /// What the budget leaves, and when the pool said so.
     room: u64,
     room_since: Option<Instant>,
-    /// The sum of its regions' `ahead`.
-    ahead: u64,
+    /// The sum of its regions' `preallocated`.
+    preallocated: u64,
 }
 
 #[derive(Debug)]
-pub(crate) struct Ahead {
+pub(crate) struct Preallocation {
     /// [`TICK`], except in tests.
     pub(crate) tick: Cell<Duration>,
     regions: RefCell<BTreeMap<(VolumeId, u64), VolumeRegion>>,
@@ -86,7 +86,7 @@ pub(crate) struct Ahead {
     closed: Cell<bool>,
 }
 
-impl Default for Ahead {
+impl Default for Preallocation {
     fn default() -> Self {
         Self {
             // Zero makes every rate fast, unless the test sets a tick.
@@ -109,7 +109,7 @@ impl FaultRate {
             was_fast: false,
             room: 0,
             room_since: None,
-            ahead: 0,
+            preallocated: 0,
         }
     }
 
@@ -125,7 +125,7 @@ impl FaultRate {
     }
 }
 
-impl Ahead {
+impl Preallocation {
     /// The extents in which a write fault may preallocate neighbours.
     pub(crate) fn window(
         &self,
@@ -146,7 +146,7 @@ impl Ahead {
         region.faults += 1;
         let wanted = (region.faults / FAULTS_PER_EXTENT)
             .min(MAX_WINDOW)
-            .min(pool.volumes().stock_of(volume) / STOCK_PART);
+            .min(pool.volumes().spare_of(volume) / SPARE_PART);
         if !is_fast || wanted < 2 || self.closed.get() {
             return None;
         }
@@ -154,7 +154,7 @@ impl Ahead {
             .room_since
             .is_none_or(|since| now.duration_since(since) >= ROOM_HOLDS)
         {
-            (rate.room, rate.room_since) = (pool.room_ahead(volume), Some(now));
+            (rate.room, rate.room_since) = (pool.preallocation_room(volume), Some(now));
         }
         if rate.room < wanted {
             self.is_out.notify_one();
@@ -170,13 +170,13 @@ impl Ahead {
             .borrow_mut()
             .get_mut(&(volume, extent / REGION))
         {
-            region.ahead += count;
+            region.preallocated += count;
             region.active += count;
         }
         if let Some(rate) = self.rates.borrow_mut().get_mut(&volume) {
             rate.room = rate.room.saturating_sub(count);
-            rate.ahead += count;
-            pool.set_ahead(volume, rate.ahead);
+            rate.preallocated += count;
+            pool.set_preallocated(volume, rate.preallocated);
         }
     }
 
@@ -191,7 +191,11 @@ impl Ahead {
     /// must stay known as such to be taken back.
     pub(crate) fn stored_run(&self, volume: VolumeId, extent: u64, count: u64) -> u64 {
         let regions = self.regions.borrow();
-        let has = |region| regions.get(&(volume, region)).is_some_and(|r| r.ahead > 0);
+        let has = |region| {
+            regions
+                .get(&(volume, region))
+                .is_some_and(|r| r.preallocated > 0)
+        };
         let (first, last) = (extent / REGION, (extent + count - 1) / REGION);
         match (first..=last).find(|region| has(*region)) {
             Some(region) if region == first => 1,
@@ -206,13 +210,13 @@ impl Ahead {
         let regions = self.regions.borrow();
         regions
             .range(first..=last)
-            .any(|(_, region)| region.ahead > 0)
+            .any(|(_, region)| region.preallocated > 0)
     }
 
     /// Regions with preallocated extents, the longest quiet first.
     fn taken_first(&self) -> Vec<(VolumeId, u64)> {
         let regions = self.regions.borrow();
-        let mut all: Vec<_> = regions.iter().filter(|(_, r)| r.ahead > 0).collect();
+        let mut all: Vec<_> = regions.iter().filter(|(_, r)| r.preallocated > 0).collect();
         all.sort_by_key(|(_, region)| (std::cmp::Reverse(region.quiet), region.active));
         all.into_iter().map(|(key, _)| *key).collect()
     }
@@ -222,33 +226,33 @@ impl Ahead {
         let Some(region) = regions.get_mut(&key) else {
             return;
         };
-        let count = count.min(region.ahead);
-        region.ahead -= count;
+        let count = count.min(region.preallocated);
+        region.preallocated -= count;
         if let Some(rate) = self.rates.borrow_mut().get_mut(&key.0) {
-            rate.ahead = rate.ahead.saturating_sub(count);
-            pool.set_ahead(key.0, rate.ahead);
+            rate.preallocated = rate.preallocated.saturating_sub(count);
+            pool.set_preallocated(key.0, rate.preallocated);
         }
     }
 
     /// A new session counts every grant as written.
     pub(crate) fn forget(&self, pool: &mut Pool) {
         for volume in std::mem::take(&mut *self.rates.borrow_mut()).into_keys() {
-            pool.set_ahead(volume, 0);
+            pool.set_preallocated(volume, 0);
         }
         self.regions.borrow_mut().clear();
     }
 
-    fn region_ahead(&self, key: (VolumeId, u64)) -> u64 {
+    fn region_preallocated(&self, key: (VolumeId, u64)) -> u64 {
         self.regions
             .borrow()
             .get(&key)
-            .map_or(0, |region| region.ahead)
+            .map_or(0, |region| region.preallocated)
     }
 
     fn beat(&self, pool: &Pool) -> Vec<(VolumeId, u64)> {
         let mut quiet = Vec::new();
         self.regions.borrow_mut().retain(|key, region| {
-            let is_quiet = region.active.saturating_mul(CLAIMED_PART) < region.ahead;
+            let is_quiet = region.active.saturating_mul(CLAIMED_PART) < region.preallocated;
             region.quiet = if is_quiet {
                 region.quiet.saturating_add(1)
             } else {
@@ -259,7 +263,7 @@ impl Ahead {
             }
             region.faults /= 2;
             region.active = 0;
-            region.ahead > 0 || region.faults > 0
+            region.preallocated > 0 || region.faults > 0
         });
         let there = |volume: &VolumeId| pool.volume(*volume).is_ok();
         self.regions
@@ -275,58 +279,63 @@ fn extents_of((_, region): (VolumeId, u64)) -> ExtentRange {
 }
 
 impl Revoker {
-    pub(crate) async fn run_ahead(self: Rc<Self>) {
+    pub(crate) async fn run_preallocation(self: Rc<Self>) {
         self.base.wait_open().await;
-        let ahead = &self.ahead;
+        let preallocated = &self.preallocated;
         let mut beat = interval_at(Instant::now() + BEAT, BEAT);
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let is_out = tokio::select! {
                 _ = beat.tick() => false,
-                () = ahead.is_out.notified() => true,
+                () = preallocated.is_out.notified() => true,
             };
             if is_out {
                 // Most may be written by now.
                 let begin = Instant::now();
-                self.count_ahead().await;
+                self.count_preallocated().await;
                 sleep(COUNT_PAUSE.max(begin.elapsed() * COUNT_PART)).await;
                 continue;
             }
-            if ahead.regions.borrow().is_empty() {
+            if preallocated.regions.borrow().is_empty() {
                 continue;
             }
-            self.count_ahead().await;
-            let quiet = ahead.beat(&self.base.core.borrow().pool);
+            self.count_preallocated().await;
+            let quiet = preallocated.beat(&self.base.core.borrow().pool);
             let is_short = self.base.core.borrow().pool.space_level() != SpaceLevel::Normal;
-            let due = if is_short { ahead.taken_first() } else { quiet };
+            let due = if is_short {
+                preallocated.taken_first()
+            } else {
+                quiet
+            };
             if !due.is_empty() {
-                let _one = ahead.taking.lock().await;
+                let _one = preallocated.taking.lock().await;
                 self.take_back_all(&due).await;
             }
         }
     }
 
-    pub(crate) async fn count_ahead_soon(&self) {
-        let _ = timeout(ASKED_NOW, self.count_ahead()).await;
+    pub(crate) async fn count_preallocated_soon(&self) {
+        let _ = timeout(ASKED_NOW, self.count_preallocated()).await;
     }
 
-    async fn count_ahead(&self) {
+    async fn count_preallocated(&self) {
         let Some(session) = self.link.session() else {
             return;
         };
-        let all = self.ahead.taken_first();
+        let all = self.preallocated.taken_first();
         for some in all.chunks(AT_ONCE) {
             let counts = some.iter().map(|key| {
-                let before = self.ahead.region_ahead(*key);
-                let count = session.count_ahead(key.0, extents_of(*key), self.base.limits.request);
+                let before = self.preallocated.region_preallocated(*key);
+                let count =
+                    session.count_preallocated(key.0, extents_of(*key), self.base.limits.request);
                 async move { (*key, before, count.await) }
             });
             for (key, before, left) in join_all(counts).await {
                 let Ok(left) = left else { return };
                 let claimed = before.saturating_sub(left);
-                self.ahead
+                self.preallocated
                     .fewer(&mut self.base.core.borrow_mut().pool, key, claimed);
-                if let Some(region) = self.ahead.regions.borrow_mut().get_mut(&key) {
+                if let Some(region) = self.preallocated.regions.borrow_mut().get_mut(&key) {
                     region.active += claimed;
                 }
             }
@@ -335,33 +344,33 @@ impl Revoker {
 
     /// The next daemon would count them as used. Stops after `limit`.
     pub(crate) async fn give_up_places(&self, limit: Duration) {
-        self.ahead.closed.set(true);
+        self.preallocated.closed.set(true);
         let all = async {
-            let _one = self.ahead.taking.lock().await;
-            self.count_ahead().await;
-            let all = self.ahead.taken_first();
+            let _one = self.preallocated.taking.lock().await;
+            self.count_preallocated().await;
+            let all = self.preallocated.taken_first();
             self.take_back_all(&all).await;
         };
-        if self.base.has_places_ahead() && timeout(limit, all).await.is_err() {
-            let left = self.base.core.borrow().pool.volumes().ahead();
+        if self.base.has_preallocated() && timeout(limit, all).await.is_err() {
+            let left = self.base.core.borrow().pool.volumes().preallocated();
             tracing::warn!(left, "places that were not written stay with their volumes");
         }
     }
 
     pub(crate) async fn take_back_for_space(&self) -> bool {
-        let ahead = &self.ahead;
-        let before = ahead.rounds.get();
-        let _one = ahead.taking.lock().await;
-        if ahead.rounds.get() != before {
+        let preallocated = &self.preallocated;
+        let before = preallocated.rounds.get();
+        let _one = preallocated.taking.lock().await;
+        if preallocated.rounds.get() != before {
             // Another task did it while this one waited.
             return true;
         }
-        let all = ahead.taken_first();
+        let all = preallocated.taken_first();
         if self.take_back_all(&all).await > 0 {
             return true;
         }
         // Extents whose taking back failed may become free: the caller tries again.
-        let is_left = !ahead.taken_first().is_empty();
+        let is_left = !preallocated.taken_first().is_empty();
         if is_left {
             sleep(TICK).await;
         }
@@ -370,10 +379,10 @@ impl Revoker {
 
     /// Does not wait: a running take-back may itself wait for the caller.
     pub(crate) async fn take_back_unless_busy(&self) -> bool {
-        let Ok(_one) = self.ahead.taking.try_lock() else {
+        let Ok(_one) = self.preallocated.taking.try_lock() else {
             return false;
         };
-        let all = self.ahead.taken_first();
+        let all = self.preallocated.taken_first();
         self.take_back_all(&all).await > 0
     }
 
@@ -390,8 +399,10 @@ impl Revoker {
                 }
             }
         }
-        let ahead = &self.ahead;
-        ahead.rounds.set(ahead.rounds.get() + u64::from(taken > 0));
+        let preallocated = &self.preallocated;
+        preallocated
+            .rounds
+            .set(preallocated.rounds.get() + u64::from(taken > 0));
         taken
     }
 
@@ -402,13 +413,13 @@ impl Revoker {
         let hold = timeout(limit, self.locks.hold(volume, range));
         let held = hold.await.map_err(too_late)?;
         let session = self.link.session().ok_or(AskError::Gone)?;
-        let before = self.ahead.region_ahead(key);
+        let before = self.preallocated.region_preallocated(key);
         let taken = session.take_back(volume, range, limit).await?;
         if session.is_over() {
             return Err(AskError::Gone);
         }
         let parts = self.locks.side.borrow_mut().took_back(held.id, &taken)?;
-        self.ahead
+        self.preallocated
             .fewer(&mut self.base.core.borrow_mut().pool, key, before);
         if parts.is_empty() {
             return Ok(0);
@@ -433,7 +444,7 @@ impl Revoker {
         self.base.commit_through().await;
         self.locks.side.borrow_mut().durable(held.id)?;
         self.forget_grants(&held).await?;
-        self.base.launder_wanted.raise();
+        self.base.zero_fill_wanted.raise();
         Ok(extents)
     }
 }

@@ -135,7 +135,7 @@ impl Releaser {
         loop {
             let has_more = || self.base.core.borrow().pool.volumes().has_more_to_delete();
             self.base
-                .launder_wanted
+                .zero_fill_wanted
                 .until(|| has_more().then_some(()))
                 .await;
             let freed = self.base.core.borrow_mut().pool.delete_more();
@@ -144,7 +144,7 @@ impl Releaser {
                 return;
             }
             self.base.commit_through().await;
-            self.base.launder_wanted.raise();
+            self.base.zero_fill_wanted.raise();
         }
     }
 }

@@ -22,7 +22,7 @@ use crate::link::Link;
 use crate::link::session::{AskError, PendingAnswer, Session};
 use crate::mapping::flush::Flusher;
 use crate::mapping::locks::{LockGuard, Locks};
-use crate::mapping::preallocated::Ahead;
+use crate::mapping::preallocated::Preallocation;
 use crate::mapping::release::ReleaseError;
 use crate::states::DeviceStates;
 
@@ -103,7 +103,7 @@ impl Revoker {
         side.borrow_mut().durable(held.id).map_err(AskError::from)?;
         self.forget_grants(held).await?;
         self.base.devices_changed.raise();
-        self.base.launder_wanted.raise();
+        self.base.zero_fill_wanted.raise();
         Ok(())
     }
 }
@@ -131,7 +131,7 @@ pub(crate) struct Revoker {
     pub(super) states: Rc<DeviceStates>,
     pub(super) flusher: Rc<Flusher>,
     pub(crate) locks: Locks,
-    pub(crate) ahead: Ahead,
+    pub(crate) preallocated: Preallocation,
     pub(super) evicting: tokio::sync::Mutex<()>,
 }
 
@@ -148,7 +148,7 @@ impl Revoker {
             states: states.clone(),
             flusher: flusher.clone(),
             locks: Locks::new(),
-            ahead: Default::default(),
+            preallocated: Default::default(),
             evicting: Default::default(),
         })
     }

@@ -27,7 +27,7 @@ const ROUND_BYTES: u64 = 64 << 20;
 /// Zeroed at a time, and in a round while a fault waits, unless one extent is larger.
 const PIECE_BYTES: u64 = 4 << 20;
 /// The period of searches for dirty extents without a wake-up.
-const LOOK_EVERY: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_secs(5);
 const RETRY_AT_MOST: Duration = Duration::from_secs(30);
 
 enum Trouble {
@@ -37,7 +37,7 @@ enum Trouble {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Laundering {
+pub(crate) struct ZeroFilling {
     /// How many faults wait.
     waiting: Cell<u64>,
     /// Devices without progress: the last round failed, or an earlier one does not end.
@@ -50,8 +50,8 @@ pub(crate) struct ZeroFill {
     pub(super) link: Rc<Link>,
     pub(super) states: Rc<DeviceStates>,
     pub(super) adoption: Rc<Adoption>,
-    pub(crate) laundered: Signal,
-    pub(super) laundering: Laundering,
+    pub(crate) zero_filled: Signal,
+    pub(super) zero_filling: ZeroFilling,
 }
 
 impl ZeroFill {
@@ -66,24 +66,24 @@ impl ZeroFill {
             link: link.clone(),
             states: states.clone(),
             adoption: adoption.clone(),
-            laundered: Signal::new(),
-            laundering: Default::default(),
+            zero_filled: Signal::new(),
+            zero_filling: Default::default(),
         })
     }
 
     /// False if no extent became clean within the limit, and none is dirty on a device that makes
     /// progress.
-    pub(crate) async fn wait_laundered(&self) -> bool {
-        let waiting = &self.laundering.waiting;
+    pub(crate) async fn wait_zero_filled(&self) -> bool {
+        let waiting = &self.zero_filling.waiting;
         waiting.set(waiting.get() + 1);
-        self.base.launder_wanted.raise();
-        let more = timeout(self.base.limits.launder, self.laundered.next()).await;
+        self.base.zero_fill_wanted.raise();
+        let more = timeout(self.base.limits.zero_fill, self.zero_filled.next()).await;
         waiting.set(waiting.get() - 1);
         more.is_ok() || self.is_space_coming()
     }
 
     fn is_space_coming(&self) -> bool {
-        let stuck = self.laundering.stuck.borrow();
+        let stuck = self.zero_filling.stuck.borrow();
         self.base.device_indexes().into_iter().any(|device| {
             let space = self
                 .base
@@ -100,7 +100,7 @@ impl ZeroFill {
     }
 
     fn set_stuck(&self, device: DeviceIndex, is_stuck: bool) {
-        let mut stuck = self.laundering.stuck.borrow_mut();
+        let mut stuck = self.zero_filling.stuck.borrow_mut();
         if is_stuck {
             stuck.insert(device);
         } else {
@@ -121,19 +121,19 @@ impl ZeroFill {
         }
     }
 
-    pub(crate) async fn run_launderer(self: Rc<Self>, device: DeviceIndex) {
+    pub(crate) async fn run_zero_fill(self: Rc<Self>, device: DeviceIndex) {
         let mut failures = 0u32;
         loop {
             let settled = self.adoption.wait_settled_on(device);
             self.stuck_without(device, settled).await;
-            let round = self.launder_round(device).await;
+            let round = self.zero_fill_round(device).await;
             self.set_stuck(device, round.is_err());
             match round {
                 // More may be dirty: go on at once.
                 Ok(true) => failures = 0,
                 Ok(false) => {
                     failures = 0;
-                    let _ = timeout(LOOK_EVERY, self.base.launder_wanted.next()).await;
+                    let _ = timeout(POLL_INTERVAL, self.base.zero_fill_wanted.next()).await;
                 }
                 Err(trouble) => {
                     match trouble {
@@ -157,7 +157,7 @@ impl ZeroFill {
         }
     }
 
-    async fn launder_round(self: &Rc<Self>, device: DeviceIndex) -> Result<bool, Trouble> {
+    async fn zero_fill_round(self: &Rc<Self>, device: DeviceIndex) -> Result<bool, Trouble> {
         let session = self.link.wait_session().await;
         // An earlier session's job may be zeroing these very extents.
         let finished = session.inherited_jobs_finished(device);
@@ -186,12 +186,12 @@ impl ZeroFill {
             return Err(trouble);
         }
         for run in zeroed {
-            if let Err(error) = self.base.core.borrow_mut().pool.laundered(run) {
+            if let Err(error) = self.base.core.borrow_mut().pool.zero_filled(run) {
                 tracing::error!(%error, "a laundered run");
             }
         }
         // Faults may reserve the clean extents from here on; answers wait for this commit.
-        self.laundered.raise();
+        self.zero_filled.raise();
         self.base
             .commit()
             .await
@@ -218,7 +218,7 @@ impl ZeroFill {
                 .into_iter()
                 .map(|run| {
                     let extents = ExtentRange::new(run.first.0, run.count);
-                    (run, session.job(Job::Launder { device, extents }))
+                    (run, session.job(Job::ZeroFill { device, extents }))
                 })
                 .collect();
             for (run, mut job) in jobs {
@@ -238,7 +238,7 @@ impl ZeroFill {
                 }
             }
             left = left.saturating_sub(piece);
-            if self.laundering.waiting.get() > 0 {
+            if self.zero_filling.waiting.get() > 0 {
                 break;
             }
         }
@@ -246,7 +246,7 @@ impl ZeroFill {
     }
 
     fn give_back(&self, run: DeviceRun) {
-        if let Err(error) = self.base.core.borrow_mut().pool.launder_failed(run) {
+        if let Err(error) = self.base.core.borrow_mut().pool.zero_fill_failed(run) {
             tracing::error!(%error, "giving back a run that could not be laundered");
         }
     }
@@ -258,7 +258,7 @@ impl ZeroFill {
         self.base.spawn(async move {
             let _ = job.ended().await;
             owner.give_back(run);
-            owner.base.launder_wanted.raise();
+            owner.base.zero_fill_wanted.raise();
         });
     }
 }

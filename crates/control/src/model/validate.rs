@@ -2,7 +2,7 @@
 //! that need the pool are elsewhere.
 
 use forebay_pool::MAX_DEVICES;
-use forebay_xlate::boundary::message::MAX_MACHINE_QUEUES;
+use forebay_xlate::boundary::message::MAX_VM_QUEUES;
 
 use super::error::ApiError;
 use super::{ExportCreate, ExportFrontend, TRANSFER_HOST_PREFIX};
@@ -181,10 +181,10 @@ pub fn frontend(body: &ExportCreate) -> Result<(), ApiError> {
     }
     if body
         .queues
-        .is_some_and(|queues| !(1..=MAX_MACHINE_QUEUES).contains(&queues))
+        .is_some_and(|queues| !(1..=MAX_VM_QUEUES).contains(&queues))
     {
         return Err(ApiError::invalid(format!(
-            "a vhost-user disk has 1 to {MAX_MACHINE_QUEUES} queues"
+            "a vhost-user disk has 1 to {MAX_VM_QUEUES} queues"
         )));
     }
     match &body.socket {
@@ -286,7 +286,7 @@ mod tests {
             pinned(NvmePcie),
             pinned(VhostUser),
             mapped(NvmePcie),
-            queues(VhostUser, MAX_MACHINE_QUEUES),
+            queues(VhostUser, MAX_VM_QUEUES),
         ] {
             frontend(&good).unwrap();
         }
@@ -297,7 +297,7 @@ mod tests {
             queues(NvmeTcp, 1),
             queues(NvmePcie, 1),
             queues(VhostUser, 0),
-            queues(VhostUser, MAX_MACHINE_QUEUES + 1),
+            queues(VhostUser, MAX_VM_QUEUES + 1),
             ExportCreate {
                 socket: Some("/s".to_owned()),
                 ..of(NvmeTcp)

@@ -45,12 +45,12 @@ impl Owner {
             Err(error) => tracing::error!(%error, "a copy of the catalog on the new device"),
         }
         self.mapping.serve_device(index);
-        self.tell_device(index).await;
+        self.publish_device(index).await;
         Ok(index)
     }
 
     /// The next engine is told of all devices.
-    async fn tell_device(self: &Rc<Self>, index: DeviceIndex) {
+    async fn publish_device(self: &Rc<Self>, index: DeviceIndex) {
         let (Some(session), Some(device)) = (self.link.session(), self.base.config_of(index))
         else {
             return;

@@ -12,7 +12,7 @@ use forebay_xlate::boundary::message::{FaultAsk, FromEngine};
 use forebay_xlate::kill_point;
 
 use crate::base::count_by;
-use crate::events::News;
+use crate::events::EventFields;
 use crate::link::EngineProgress;
 use crate::link::session::{Estate, Greeting, Session};
 use crate::model::events::EventKind;
@@ -37,13 +37,13 @@ impl Owner {
         }
         // Messages are read from here on, because the ends of inherited jobs are among them.
         let reader = self.clone().converse(session.clone(), early);
-        let told = async {
+        let published = async {
             self.mapping.finish_adoption(Some(&session)).await;
             let (mut asked, addresses) = self.say_what_is(&session, held);
             // At once, because this daemon may die next.
             let statistics = self.statistics.clone();
             self.base
-                .spawn(async move { statistics.save_figures(false).await });
+                .spawn(async move { statistics.save_statistics(false).await });
             kill_point!("daemon.told");
             if !self.link.hand_over(&session, estate, &progress).await {
                 // The receiver of `progress` ends this future.
@@ -54,7 +54,7 @@ impl Owner {
             self.states.carried_out(&session, asked).await;
             progress(EngineProgress::Running);
             tokio::join!(
-                self.mapping.tell_all_grants(&session),
+                self.mapping.publish_all_grants(&session),
                 self.mapping.open_after_adoption()
             );
             // Only the reader ends the session.
@@ -62,7 +62,7 @@ impl Owner {
         };
         tokio::select! {
             () = reader => {}
-            () = told => {}
+            () = published => {}
         }
         self.link.hang_up(&session);
     }
@@ -146,8 +146,8 @@ impl Owner {
             } => self
                 .hosts
                 .host_refused(session, &host, &subsystem, &why, count),
-            FromEngine::Machine { .. } | FromEngine::MachineLeft { .. } => {
-                self.vms.machine_news(session, &message);
+            FromEngine::Vm { .. } | FromEngine::VmDetached { .. } => {
+                self.vms.report_vm(session, &message);
             }
             FromEngine::DeviceReady { device } => self.states.device_ready(device),
             FromEngine::DeviceFailed { device, error } => {
@@ -155,7 +155,8 @@ impl Owner {
             }
             FromEngine::Notice { text } => {
                 let text = format!("the engine says: {text}");
-                self.base.tell(EventKind::Warning, text, News::default());
+                self.base
+                    .report(EventKind::Warning, text, EventFields::default());
             }
             other => tracing::warn!(?other, "the engine said something out of place"),
         }

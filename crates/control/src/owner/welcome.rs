@@ -63,7 +63,7 @@ impl Owner {
         asked.extend(self.say_what_is_gone(session, &known));
         self.attach(session);
         // The engine knows a dead engine's counts from here on.
-        self.statistics.say_figures(session);
+        self.statistics.publish_statistics(session);
         (asked, known.addresses)
     }
 
@@ -84,16 +84,16 @@ impl Owner {
                     }
                     known.addresses.insert(address);
                 }
-                Held::MachineListener(export) => {
+                Held::VmListener(export) => {
                     let fd = descriptors.into_iter().next();
-                    self.vms.keep_machine_listener(export, fd);
+                    self.vms.keep_vm_listener(export, fd);
                 }
                 // The session has noted them.
                 Held::Device(..)
                 | Held::Revoke(_)
                 | Held::Job(..)
                 | Held::Socket(_)
-                | Held::Machine(..)
+                | Held::Vm(..)
                 | Held::Deposits(_)
                 | Held::Memory => {}
             }
@@ -184,7 +184,7 @@ impl Owner {
         addresses: &HashSet<String>,
     ) -> Vec<WelcomeItem> {
         let mut asked = self.ports.say_hosts_listeners(session, addresses);
-        asked.extend(without_device(self.vms.say_machine_listeners(session)));
+        asked.extend(without_device(self.vms.say_vm_listeners(session)));
         asked
     }
 }

@@ -135,8 +135,8 @@ impl Budgets {
             }
             let budget = pool.budgets().of_tenant(tenant).copied();
             let budget = budget.unwrap_or(Budget::unstated());
-            let told = (budget, self.placement.comes_first(tenant));
-            known.tenants.insert(tenant, told);
+            let published = (budget, self.placement.comes_first(tenant));
+            known.tenants.insert(tenant, published);
             let budget = pool.budgets().of_volume(id).copied();
             known.volumes.insert(id, (tenant, budget));
         }
@@ -145,7 +145,7 @@ impl Budgets {
 
     /// `is_known`: the engine is older than this daemon.
     pub(crate) fn say_all_budgets(&self, session: &Rc<Session>, is_known: bool) -> Vec<Update> {
-        *self.link.told.borrow_mut() = Rc::downgrade(session);
+        *self.link.published.borrow_mut() = Rc::downgrade(session);
         *self.known.borrow_mut() = KnownBudgets::default();
         let mut asked = Vec::new();
         self.placement.note_served(session);
@@ -170,26 +170,26 @@ impl Budgets {
     fn say_budgets(&self, session: &Rc<Session>) -> Vec<Update> {
         let now = self.wanted();
         let mut asked = Vec::new();
-        let told = self.known.take();
-        if let Some(spread) = now.spread.filter(|_| told.spread != now.spread) {
+        let published = self.known.take();
+        if let Some(spread) = now.spread.filter(|_| published.spread != now.spread) {
             let what = "how queues are spread";
             let pending = session.request(what, |request| ToEngine::SetSpread { request, spread });
             asked.push((what.to_owned(), pending));
         }
-        if told.scheduling != now.scheduling {
+        if published.scheduling != now.scheduling {
             asked.push(say_scheduling(session, now.scheduling.clone()));
         }
         for (tenant, of) in &now.tenants {
-            if told.tenants.get(tenant) != Some(of) {
+            if published.tenants.get(tenant) != Some(of) {
                 asked.push(self.say_tenant(session, *tenant, Some(*of)));
             }
         }
         for (volume, of) in &now.volumes {
-            if told.volumes.get(volume) != Some(of) {
+            if published.volumes.get(volume) != Some(of) {
                 asked.push(say_volume(session, *volume, *of));
             }
         }
-        let gone = told.tenants.into_keys();
+        let gone = published.tenants.into_keys();
         let gone: BTreeSet<_> = gone.filter(|id| !now.tenants.contains_key(id)).collect();
         // An engine without scheduling has forgotten its tenants.
         let named = gone.iter().filter(|_| now.scheduling.is_some());
@@ -217,9 +217,11 @@ impl Budgets {
     pub(crate) async fn push_budgets(&self) -> Result<(), AskError> {
         self.placement.keep_promises().await;
         let _one = self.telling.lock().await;
-        let told = self.link.told_session();
-        let is_told = |session: &Rc<Session>| told.is_some_and(|told| Rc::ptr_eq(&told, session));
-        let Some(session) = self.link.session().filter(is_told) else {
+        let published = self.link.greeted_session();
+        let is_greeted = |session: &Rc<Session>| {
+            published.is_some_and(|published| Rc::ptr_eq(&published, session))
+        };
+        let Some(session) = self.link.session().filter(is_greeted) else {
             return Ok(());
         };
         let asked = self.say_budgets(&session);
@@ -246,8 +248,8 @@ impl Budgets {
     }
 
     pub(crate) async fn push_budgets_for_api(&self) -> Result<(), ApiError> {
-        let told = self.push_budgets().await;
-        told.map_err(|error| engine_error(&error))
+        let published = self.push_budgets().await;
+        published.map_err(|error| engine_error(&error))
     }
 
     /// After a failed commit, a task retries it and tells the engine later.

@@ -63,7 +63,7 @@ impl Budgets {
                 }
             });
         }
-        let told = self.push_budgets().await;
-        told.map_err(|error| engine_error(&error))
+        let published = self.push_budgets().await;
+        published.map_err(|error| engine_error(&error))
     }
 }

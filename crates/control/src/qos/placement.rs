@@ -141,7 +141,7 @@ impl ReactorPlacement {
         self.node.folder().is_some() && *promises.now.borrow() != *promises.written.borrow()
     }
 
-    pub(crate) fn look_at_promises(self: &Rc<Self>) {
+    pub(crate) fn poll_promises(self: &Rc<Self>) {
         if self.is_unwritten() && self.writing.try_lock().is_ok() {
             let owner = self.clone();
             self.base.spawn(async move { owner.write_promises().await });
@@ -219,7 +219,7 @@ impl ReactorPlacement {
 
     /// The number of reactors of the current engine, else of the next one.
     pub(crate) fn reactors(&self) -> u32 {
-        let session = self.link.session().or_else(|| self.link.told_session());
+        let session = self.link.session().or_else(|| self.link.greeted_session());
         let has = session.map_or(0, |session| session.region.header().reactors.load(Relaxed));
         match has.min(MAX_REACTORS as u64) as u32 {
             0 => self.node.reactors.get().max(1),
@@ -232,10 +232,10 @@ impl ReactorPlacement {
         if let Some(session) = self.link.session() {
             self.note_served(&session);
         }
-        let told = self.node.scheduling_config();
-        let costs = told.cost_table();
-        let each = told.capacity.capacity(1).per_second()[Resource::Cpu as usize];
-        let each = each * usable(&told.params().unwrap_or_default());
+        let published = self.node.scheduling_config();
+        let costs = published.cost_table();
+        let each = published.capacity.capacity(1).per_second()[Resource::Cpu as usize];
+        let each = each * usable(&published.params().unwrap_or_default());
         let reactors = self.reactors();
         let core = self.base.core.borrow();
         let pool = &core.pool;

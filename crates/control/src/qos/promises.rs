@@ -13,7 +13,7 @@ use forebay_qos::cost::{self, CostTable};
 use forebay_qos::placement::{Lack, PlacementPlan};
 use forebay_qos::resources::{Resource, SHARED_RESOURCES};
 
-use crate::events::News;
+use crate::events::EventFields;
 use crate::model::error::{ApiError, ErrorKind};
 use crate::model::events::EventKind;
 use crate::model::scheduling as api;
@@ -26,10 +26,10 @@ const NAMED: usize = 5;
 impl ReactorPlacement {
     /// The node with all promises except one tenant's, and its costs.
     fn promised_node(&self, but: Option<TenantId>) -> (Node, CostTable) {
-        let told = self.node.scheduling_config();
-        let costs = told.cost_table();
-        let params = told.params().unwrap_or_default();
-        let capacity = told.capacity.capacity(self.reactors());
+        let published = self.node.scheduling_config();
+        let costs = published.cost_table();
+        let params = published.params().unwrap_or_default();
+        let capacity = published.capacity.capacity(self.reactors());
         let oversubscription = self.node.settings.borrow().oversubscription;
         let mut node = Node::new(capacity, &params, oversubscription);
         let core = self.base.core.borrow();
@@ -55,7 +55,7 @@ impl ReactorPlacement {
         if before.is_some_and(is_less) {
             return Ok(());
         }
-        node.take(budget, &costs).map_err(|refused| {
+        node.promise(budget, &costs).map_err(|refused| {
             let from = match self.node.measured().len() {
                 FRONTENDS => "what `forebay calibrate` measured",
                 0 => "defaults: `forebay calibrate` measures this machine",
@@ -182,7 +182,7 @@ impl ReactorPlacement {
         let texts: Vec<String> = new.map(|base| base.text()).collect();
         for text in &texts {
             self.base
-                .tell(EventKind::Warning, text.clone(), News::default());
+                .report(EventKind::Warning, text.clone(), EventFields::default());
         }
         texts
     }

@@ -10,7 +10,7 @@ use forebay_qos::cost::{Profile, default_profiles};
 use forebay_qos::params::Params;
 use forebay_qos::spread;
 use forebay_xlate::boundary::message::{
-    CostProfile as ToldProfile, NodeCapacity as ToldCapacity, Scheduling as Told,
+    CostProfile as ReportedProfile, NodeCapacity as ReportedCapacity, Scheduling as Reported,
 };
 use forebay_xlate::boundary::scheduling::params_of;
 use serde::de::DeserializeOwned;
@@ -18,7 +18,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::base::Base;
 use crate::devices::now_s;
-use crate::events::News;
+use crate::events::EventFields;
 use crate::files;
 use crate::model::ExportFrontend;
 use crate::model::error::ApiError;
@@ -128,11 +128,11 @@ impl Settings {
         unknown
     }
 
-    fn capacity(&self) -> ToldCapacity {
+    fn capacity(&self) -> ReportedCapacity {
         let capacity = &self.capacity;
         // `check` allows 10 000 at most.
         let milli = |devices: f64| (devices * 1000.0).round() as u64;
-        ToldCapacity {
+        ReportedCapacity {
             device_reads_milli: milli(capacity.device_reads),
             device_writes_milli: milli(capacity.device_writes),
             link_in_bytes_s: capacity.link_in_bytes_s.unwrap_or(u64::MAX),
@@ -244,7 +244,8 @@ impl NodeSettings {
             let text = format!(
                 "the parameter `{name}` of scheduling is fixed in this version: what was set is dropped"
             );
-            self.base.tell(EventKind::Warning, text, News::default());
+            self.base
+                .report(EventKind::Warning, text, EventFields::default());
         }
         let instead = "the defaults count until `forebay calibrate`";
         let costs = self.read_record(COSTS, "what I/O costs", instead, |read: &mut Measured| {
@@ -270,7 +271,8 @@ impl NodeSettings {
         });
         checked.unwrap_or_else(|error| {
             let text = format!("the record of {what} can't be used, {instead}: {error}");
-            self.base.tell(EventKind::Warning, text, News::default());
+            self.base
+                .report(EventKind::Warning, text, EventFields::default());
             None
         })
     }
@@ -316,25 +318,25 @@ impl NodeSettings {
             .collect()
     }
 
-    pub(crate) fn scheduling_config(&self) -> Told {
+    pub(crate) fn scheduling_config(&self) -> Reported {
         let settings = self.settings.borrow();
         let all = self.profiles();
-        let told = |at: usize| {
-            ToldProfile::from(&Profile {
+        let published = |at: usize| {
+            ReportedProfile::from(&Profile {
                 cpu_ns: all[at].cpu_ns,
                 device_ns: all[at].device_ns,
                 header_bytes: all[at].header_bytes,
             })
         };
         let params = settings.params.iter();
-        Told {
+        Reported {
             policy: Default::default(),
             params: params
                 .map(|(name, value)| (name.clone(), value.to_bits()))
                 .collect(),
             capacity: settings.capacity(),
             costs: std::array::from_fn(|frontend| {
-                std::array::from_fn(|operation| told(frontend * OPERATIONS.len() + operation))
+                std::array::from_fn(|operation| published(frontend * OPERATIONS.len() + operation))
             }),
         }
     }

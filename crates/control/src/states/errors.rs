@@ -109,7 +109,7 @@ fn quiet_ns(quiet: Duration) -> u64 {
 }
 
 impl SeenErrors {
-    fn look(
+    fn check(
         &mut self,
         generation: u64,
         record: &DeviceRecord,
@@ -178,10 +178,10 @@ impl SeenErrors {
 }
 
 impl DeviceStates {
-    pub(crate) fn look_at_errors(self: &Rc<Self>) {
+    pub(crate) fn poll_errors(self: &Rc<Self>) {
         let (now_ns, quiet) = (now_ns(), self.watched.quiet.get());
         for device in self.base.device_indexes() {
-            self.look_at_errors_of(device, now_ns, quiet);
+            self.poll_errors_of(device, now_ns, quiet);
             let mut all = self.watched.errors.borrow_mut();
             let seen = all.entry(device).or_default();
             if seen.trouble.is_none() || !seen.is_quiet(now_ns, quiet) || seen.is_probed {
@@ -199,12 +199,12 @@ impl DeviceStates {
                     self.base.spec_of(device)
                 );
                 self.base
-                    .tell_of_device(EventKind::DeviceReturned, device, text);
+                    .report_device(EventKind::DeviceReturned, device, text);
             }
         }
     }
 
-    fn look_at_errors_of(&self, device: DeviceIndex, now_ns: u64, quiet: Duration) {
+    fn poll_errors_of(&self, device: DeviceIndex, now_ns: u64, quiet: Duration) {
         let Some(session) = self.link.session() else {
             return;
         };
@@ -214,12 +214,12 @@ impl DeviceStates {
         let begins = {
             let mut all = self.watched.errors.borrow_mut();
             let seen = all.entry(device).or_default();
-            let begins = seen.look(session.generation, record, now_ns, quiet);
+            let begins = seen.check(session.generation, record, now_ns, quiet);
             begins.then(|| seen.in_words(now_ns)).flatten()
         };
         if let Some(what) = begins {
             let spec = self.base.spec_of(device);
-            self.base.tell_of_device(
+            self.base.report_device(
                 EventKind::DeviceFailed,
                 device,
                 format!("device {spec} {what}"),
@@ -232,7 +232,7 @@ impl DeviceStates {
     async fn probe(self: Rc<Self>, device: DeviceIndex) {
         let flushed = self.flush_device(device).await;
         let (now_ns, quiet) = (now_ns(), self.watched.quiet.get());
-        self.look_at_errors_of(device, now_ns, quiet);
+        self.poll_errors_of(device, now_ns, quiet);
         let is_well = {
             let mut all = self.watched.errors.borrow_mut();
             let seen = all.entry(device).or_default();
@@ -248,7 +248,7 @@ impl DeviceStates {
                 let spec = self.base.spec_of(device);
                 let text = format!("device {spec} gives no errors any more, and a flush succeeded");
                 self.base
-                    .tell_of_device(EventKind::DeviceReturned, device, text);
+                    .report_device(EventKind::DeviceReturned, device, text);
             }
             Ok(()) => {}
             Err(error) => tracing::debug!(%device, %error, "a device that gave errors"),
@@ -294,14 +294,14 @@ mod tests {
         let region = Region::anonymous(1).unwrap();
         let record = &region.devices()[2];
         let mut seen = SeenErrors::default();
-        assert!(!seen.look(1, record, 100 * S, QUIET));
+        assert!(!seen.check(1, record, 100 * S, QUIET));
         record.record(DeviceOp::Read, 5, false, 4096, 100 * S);
-        assert!(seen.look(1, record, 101 * S, QUIET));
+        assert!(seen.check(1, record, 101 * S, QUIET));
         assert!(!seen.is_shut(), "it can be written to");
         record.record(DeviceOp::Write, 5, false, 8192, 102 * S);
         record.record(DeviceOp::Flush, 5, false, 0, 102 * S);
         record.record(DeviceOp::Flush, 5, false, 0, 103 * S);
-        assert!(!seen.look(1, record, 103 * S, QUIET), "it began before");
+        assert!(!seen.check(1, record, 103 * S, QUIET), "it began before");
         assert!(seen.is_shut());
         assert_eq!(
             seen.in_words(105 * S).unwrap(),
@@ -316,11 +316,11 @@ mod tests {
         let (first, second) = (Region::anonymous(1).unwrap(), Region::anonymous(2).unwrap());
         let mut seen = SeenErrors::default();
         first.devices()[0].record(DeviceOp::Write, 5, false, 0, S);
-        assert!(!seen.look(1, &first.devices()[0], 100 * S, QUIET));
+        assert!(!seen.check(1, &first.devices()[0], 100 * S, QUIET));
         assert_eq!((seen.total.writes, seen.trouble), (1, None));
-        assert!(!seen.look(2, &second.devices()[0], 101 * S, QUIET));
+        assert!(!seen.check(2, &second.devices()[0], 101 * S, QUIET));
         second.devices()[0].record(DeviceOp::Write, 28, true, 0, 102 * S);
-        assert!(seen.look(2, &second.devices()[0], 102 * S, QUIET));
+        assert!(seen.check(2, &second.devices()[0], 102 * S, QUIET));
         // A full file system is not the device's fault.
         assert!(!seen.is_shut());
         assert_eq!((seen.total.writes, seen.total.no_room), (1, 1));
@@ -328,7 +328,7 @@ mod tests {
         second.devices()[0].last_ns.store(u64::MAX, Relaxed);
         second.devices()[0].read_errors.store(u64::MAX, Relaxed);
         second.devices()[0].last_errno.store(u64::MAX, Relaxed);
-        assert!(!seen.look(2, &second.devices()[0], 103 * S, QUIET));
+        assert!(!seen.check(2, &second.devices()[0], 103 * S, QUIET));
         assert!(seen.is_quiet(133 * S, QUIET));
         assert!(seen.in_words(103 * S).is_some());
     }

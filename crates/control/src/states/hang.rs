@@ -57,7 +57,7 @@ impl DeviceStates {
             let text =
                 format!("device {spec} hangs: {what} did not end there; others go on without it");
             self.base
-                .tell_of_device(EventKind::DeviceFailed, device, text);
+                .report_device(EventKind::DeviceFailed, device, text);
         }
         self.base.devices_changed.raise();
         number
@@ -171,7 +171,7 @@ impl DeviceStates {
             suspects.remove(&device);
             let text = format!("device {} hangs no more", self.base.spec_of(device));
             self.base
-                .tell_of_device(EventKind::DeviceReturned, device, text);
+                .report_device(EventKind::DeviceReturned, device, text);
             let mut ended = self.hanging.ended.borrow_mut();
             ended.insert(device, suspicion.number);
         }

@@ -61,13 +61,13 @@ impl DeviceStates {
         devices.iter().filter(is_troubled).cloned().collect()
     }
 
-    pub(crate) fn tell_of_lost(&self, before: &BTreeSet<DeviceIndex>) {
+    pub(crate) fn report_lost(&self, before: &BTreeSet<DeviceIndex>) {
         let now = self.base.lost_devices();
         for device in now.difference(before) {
-            self.tell_of_health(*device, DeviceHealth::Missing);
+            self.report_health(*device, DeviceHealth::Missing);
         }
         for device in before.difference(&now) {
-            self.tell_of_health(*device, DeviceHealth::Online);
+            self.report_health(*device, DeviceHealth::Online);
         }
     }
 
@@ -81,20 +81,20 @@ impl DeviceStates {
             before
         };
         if before != health {
-            self.tell_of_health(device, health);
+            self.report_health(device, health);
             self.base.devices_changed.raise();
-            self.base.launder_wanted.raise();
+            self.base.zero_fill_wanted.raise();
         }
     }
 
-    fn tell_of_health(&self, device: DeviceIndex, health: DeviceHealth) {
+    fn report_health(&self, device: DeviceIndex, health: DeviceHealth) {
         let spec = self.base.spec_of(device);
         let what = match health {
             DeviceHealth::Online => {
                 let text = format!("device {spec} is online");
                 return self
                     .base
-                    .tell_of_device(EventKind::DeviceReturned, device, text);
+                    .report_device(EventKind::DeviceReturned, device, text);
             }
             DeviceHealth::Failing => {
                 tracing::warn!(%device, "the device gives errors: nothing new is placed there until it is well again");
@@ -107,7 +107,7 @@ impl DeviceStates {
             "device {spec} {what}: what lives there can't be reached, everything else goes on"
         );
         self.base
-            .tell_of_device(EventKind::DeviceFailed, device, text);
+            .report_device(EventKind::DeviceFailed, device, text);
     }
 
     fn health_when_ready(&self, device: DeviceIndex) -> DeviceHealth {

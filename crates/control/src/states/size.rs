@@ -15,11 +15,11 @@ use crate::states::DeviceStates;
 
 impl DeviceStates {
     /// Returns the devices that were truncated since the last check.
-    pub(crate) fn look_at_sizes(&self) -> Vec<DeviceIndex> {
+    pub(crate) fn poll_sizes(&self) -> Vec<DeviceIndex> {
         let devices = self.base.devices.borrow().clone();
         let mut cut = Vec::new();
         for device in devices {
-            let now = match device.store.0.look_now() {
+            let now = match device.store.0.poll_now() {
                 Ok(now) => now,
                 Err(error) => {
                     tracing::debug!(device = device.spec, %error, "asking a device's size");
@@ -47,7 +47,7 @@ impl DeviceStates {
         if let Some(text) = lost {
             nameless.insert(device, text.clone());
             if before.as_ref() != Some(&text) {
-                self.base.tell_of_device(EventKind::Warning, device, text);
+                self.base.report_device(EventKind::Warning, device, text);
             }
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! Related values may be inconsistent, and every index is bounded. A percentile is its bucket's
 //! upper end. Each engine counts from zero; its predecessor's counts are added once, at the
-//! greeting. `figures.json` keeps the exact sums of earlier engines, and all sums at the last save,
+//! greeting. `statistics.json` keeps the exact sums of earlier engines, and all sums at the last save,
 //! for when the running engine is lost too.
 
 pub(crate) mod used;
@@ -155,7 +155,7 @@ pub(crate) struct Added {
 const SAVE_EVERY: Duration = Duration::from_secs(60);
 const SAVE_LIMIT: Duration = Duration::from_secs(5);
 
-/// The content of `figures.json`.
+/// The content of `statistics.json`.
 #[derive(Debug, Serialize, Deserialize)]
 struct Saved {
     pool: Uuid,
@@ -382,7 +382,7 @@ pub(crate) struct Statistics {
     base: Rc<Base>,
     link: Rc<Link>,
     pub(crate) added: RefCell<Added>,
-    figures: RefCell<visible::Told>,
+    statistics: RefCell<visible::Published>,
 }
 
 impl Statistics {
@@ -391,13 +391,13 @@ impl Statistics {
             base: base.clone(),
             link: link.clone(),
             added: Default::default(),
-            figures: Default::default(),
+            statistics: Default::default(),
         })
     }
 }
 
 impl Statistics {
-    pub(crate) fn keep_figures(&self, folder: &Path) {
+    pub(crate) fn keep_statistics(&self, folder: &Path) {
         self.added.borrow_mut().file = Some(folder.join("figures.json"));
     }
 
@@ -419,7 +419,7 @@ impl Statistics {
     }
 
     /// `at_once`: even if no save is due.
-    pub(crate) async fn save_figures(&self, at_once: bool) {
+    pub(crate) async fn save_statistics(&self, at_once: bool) {
         let (exports, tenants) = (self.export_ids(), self.tenant_ids());
         let unsaved = (self.added.borrow_mut()).unsaved(&exports, &tenants, at_once);
         let Some((file, saved)) = unsaved else {

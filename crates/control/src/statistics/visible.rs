@@ -31,7 +31,7 @@ struct VisibleStatistics {
 
 /// The values last sent.
 #[derive(Debug, Default)]
-pub(crate) struct Told {
+pub(crate) struct Published {
     all: BTreeMap<VolumeId, VisibleStatistics>,
     /// Volumes with data on devices that are not healthy.
     hurt: BTreeSet<VolumeId>,
@@ -46,7 +46,7 @@ impl Statistics {
         unwell.flat_map(|d| pool.volumes().on_device(d)).collect()
     }
 
-    fn figures(&self, hurt: &BTreeSet<VolumeId>) -> BTreeMap<VolumeId, VisibleStatistics> {
+    fn statistics(&self, hurt: &BTreeSet<VolumeId>) -> BTreeMap<VolumeId, VisibleStatistics> {
         let core = self.base.core.borrow();
         let pool = &core.pool;
         let spare = 100 - pool.space().used_percent().min(100);
@@ -58,7 +58,7 @@ impl Statistics {
             .collect();
         let of = |volume: &forebay_pool::VolumeRecord| {
             let space = pool.volumes().space_of(volume.id).unwrap_or_default();
-            let used = space.mapped.saturating_sub(space.ahead);
+            let used = space.mapped.saturating_sub(space.preallocated);
             let used_bytes = used.saturating_mul(pool.info().extent_bytes);
             let has_all = volume.reserved_bytes >= volume.size_bytes;
             let low = if is_low && !has_all { SPARE_IS_LOW } else { 0 };
@@ -83,50 +83,50 @@ impl Statistics {
     }
 
     #[cfg(test)]
-    pub(crate) fn used_as_told(&self, volume: VolumeId) -> u64 {
-        self.figures(&BTreeSet::new())[&volume].used_bytes
+    pub(crate) fn published_used(&self, volume: VolumeId) -> u64 {
+        self.statistics(&BTreeSet::new())[&volume].used_bytes
     }
 
-    pub(crate) fn say_figures(&self, session: &Session) {
-        let mut told = self.figures.borrow_mut();
-        told.hurt = self.hurt();
-        told.all = self.figures(&told.hurt);
-        for (volume, figures) in &told.all {
-            say(session, *volume, figures);
+    pub(crate) fn publish_statistics(&self, session: &Session) {
+        let mut published = self.statistics.borrow_mut();
+        published.hurt = self.hurt();
+        published.all = self.statistics(&published.hurt);
+        for (volume, statistics) in &published.all {
+            say(session, *volume, statistics);
         }
     }
 
-    pub(crate) fn look_at_figures(&self) {
+    pub(crate) fn poll_statistics(&self) {
         let Some(session) = self.link.session() else {
             return;
         };
-        let mut told = self.figures.borrow_mut();
-        told.beats += 1;
-        let all_of_them = told.beats >= BEATS;
+        let mut published = self.statistics.borrow_mut();
+        published.beats += 1;
+        let all_of_them = published.beats >= BEATS;
         if all_of_them {
-            told.beats = 0;
-            told.hurt = self.hurt();
+            published.beats = 0;
+            published.hurt = self.hurt();
         }
-        let now = self.figures(&told.hurt);
-        told.all.retain(|volume, _| now.contains_key(volume));
-        for (volume, figures) in now {
-            let before = told.all.get(&volume);
-            let warns = before.map_or(0, |before| before.warnings) != figures.warnings;
-            if before != Some(&figures) && (all_of_them || warns || before.is_none()) {
-                say(&session, volume, &figures);
-                told.all.insert(volume, figures);
+        let now = self.statistics(&published.hurt);
+        published.all.retain(|volume, _| now.contains_key(volume));
+        for (volume, statistics) in now {
+            let before = published.all.get(&volume);
+            let warns = before.map_or(0, |before| before.warnings) != statistics.warnings;
+            if before != Some(&statistics) && (all_of_them || warns || before.is_none()) {
+                say(&session, volume, &statistics);
+                published.all.insert(volume, statistics);
             }
         }
     }
 }
 
-fn say(session: &Session, volume: VolumeId, figures: &VisibleStatistics) {
-    session.say(&ToEngine::VolumeFigures {
+fn say(session: &Session, volume: VolumeId, statistics: &VisibleStatistics) {
+    session.say(&ToEngine::VolumeStatistics {
         volume,
-        used_bytes: figures.used_bytes,
-        spare_percent: figures.spare_percent,
-        spare_threshold_percent: figures.spare_threshold_percent,
-        warnings: figures.warnings,
-        past: figures.past,
+        used_bytes: statistics.used_bytes,
+        spare_percent: statistics.spare_percent,
+        spare_threshold_percent: statistics.spare_threshold_percent,
+        warnings: statistics.warnings,
+        past: statistics.past,
     });
 }

@@ -61,8 +61,8 @@ pub(super) fn judge(region: Option<&Region>, how: &str) -> Verdict {
             let reactor = reactor as usize;
             let text = working_on(region, reactor);
             verdict.cause = format!("{} in reactor {reactor}, {text}", verdict.cause);
-            if let Some((export, slot)) = machine_of(region, reactor) {
-                verdict.blamed = Some(Blamed::Machine {
+            if let Some((export, slot)) = vm_of(region, reactor) {
+                verdict.blamed = Some(Blamed::Vm {
                     export: EngineExportId(export.0),
                     slot,
                 });
@@ -76,9 +76,9 @@ pub(super) fn judge(region: Option<&Region>, how: &str) -> Verdict {
         _ => {
             let text = working_on(region, CONTROL);
             verdict.cause = format!("{} outside the reactors, {text}", verdict.cause);
-            let newcomer = region.header().newcomer.load(Relaxed);
-            if newcomer != 0 {
-                verdict.blamed = Some(Blamed::Newcomer { socket: newcomer });
+            let handshake = region.header().handshake.load(Relaxed);
+            if handshake != 0 {
+                verdict.blamed = Some(Blamed::Handshake { socket: handshake });
             }
         }
     }
@@ -87,12 +87,12 @@ pub(super) fn judge(region: Option<&Region>, how: &str) -> Verdict {
 
 pub(super) fn working_on(region: &Region, reactor: usize) -> String {
     if reactor >= MAX_REACTORS {
-        return match region.header().newcomer.load(Relaxed) {
+        return match region.header().handshake.load(Relaxed) {
             0 => "working for no connection".to_owned(),
             _ => "looking at a new connection".to_owned(),
         };
     }
-    if let Some((_, slot)) = machine_of(region, reactor) {
+    if let Some((_, slot)) = vm_of(region, reactor) {
         return match slot {
             Some(slot) => format!("working on command {slot} of a machine"),
             None => "working on what a machine said or has in its rings".to_owned(),
@@ -117,7 +117,7 @@ pub(super) fn working_on(region: &Region, reactor: usize) -> String {
 }
 
 pub(super) fn export_in_work(region: &Region, reactor: usize) -> Option<ExportId> {
-    if let Some((export, _)) = machine_of(region, reactor) {
+    if let Some((export, _)) = vm_of(region, reactor) {
         return Some(export);
     }
     let record = region.reactors().get(reactor)?;
@@ -126,9 +126,9 @@ pub(super) fn export_in_work(region: &Region, reactor: usize) -> Option<ExportId
 }
 
 /// The command number is `None` between commands.
-fn machine_of(region: &Region, reactor: usize) -> Option<(ExportId, Option<u16>)> {
+fn vm_of(region: &Region, reactor: usize) -> Option<(ExportId, Option<u16>)> {
     let word = region.reactors().get(reactor)?.blame.load(Relaxed);
-    let (lane, slot) = Blame::machine_of_word(word)?;
+    let (lane, slot) = Blame::vm_of_word(word)?;
     let lane = region.lanes().get(lane as usize)?;
     let export = lane.export.load(Relaxed).checked_sub(1)?;
     Some((ExportId(export), slot))
@@ -202,26 +202,26 @@ mod tests {
         assert!(crashed.cause.contains("SIGABRT"), "{}", crashed.cause);
 
         region.lanes()[5].export.store(21, Relaxed);
-        reactor.blame.store(Blame::machine(5, 700), Relaxed);
+        reactor.blame.store(Blame::vm(5, 700), Relaxed);
         let crashed = judge(Some(&region), "unknown");
-        let machine = Blamed::Machine {
+        let vm = Blamed::Vm {
             export: EngineExportId(20),
             slot: Some(700),
         };
-        assert_eq!(crashed.blamed, Some(machine));
+        assert_eq!(crashed.blamed, Some(vm));
         assert_eq!(crashed.export, Some(ExportId(20)));
         assert_eq!(export_in_work(&region, 2), Some(ExportId(20)));
         assert!(crashed.cause.contains("command 700 of a machine"));
 
         region.header().crash.store(11 << 32, Relaxed);
         assert_eq!(judge(Some(&region), "x").blamed, None);
-        region.header().newcomer.store(77, Relaxed);
-        let newcomer = Some(Blamed::Newcomer { socket: 77 });
-        assert_eq!(judge(Some(&region), "x").blamed, newcomer);
+        region.header().handshake.store(77, Relaxed);
+        let handshake = Some(Blamed::Handshake { socket: 77 });
+        assert_eq!(judge(Some(&region), "x").blamed, handshake);
         region.header().crash.store(0, Relaxed);
         region.header().stuck.store(CONTROL as u64 + 1, Relaxed);
         let stuck = judge(Some(&region), "x");
-        assert_eq!((stuck.blamed, stuck.crashed), (newcomer, true));
+        assert_eq!((stuck.blamed, stuck.crashed), (handshake, true));
         assert_eq!(
             stuck.cause,
             "it was stuck outside the reactors, looking at a new connection"

@@ -10,7 +10,7 @@ use std::rc::Rc;
 
 use super::Supervisor;
 use super::blame::Verdict;
-use crate::events::News;
+use crate::events::EventFields;
 use crate::model::events::EventKind;
 use crate::owner::session::{Estate, Session};
 
@@ -57,8 +57,12 @@ impl Supervisor {
         self.line.reset();
         self.line.drops.set(self.line.drops.get() + 1);
         let text = format!("what the dead engine left is dropped, its hosts connect again: {why}");
-        self.events
-            .tell(EventKind::NotTakenOver, generation, text, News::default());
+        self.events.report(
+            EventKind::NotTakenOver,
+            generation,
+            text,
+            EventFields::default(),
+        );
     }
 
     /// The waiting estate stays if the dead engine had not acted on it. `session` includes whether

@@ -13,7 +13,7 @@ pub(crate) mod pinning;
 pub(crate) mod process;
 mod replace;
 pub(crate) mod report;
-mod tell;
+mod takeover;
 #[cfg(test)]
 mod tests;
 mod watchdog;
@@ -35,7 +35,7 @@ pub(crate) use self::connect::connect_socket;
 use self::process::{EngineProcess, with_last_words};
 use crate::clock::now_unix_ms;
 use crate::config::EngineConfig;
-use crate::events::{Events, News};
+use crate::events::{EventFields, Events};
 use crate::model::events::EventKind;
 use crate::model::{DeathReport, EngineState, Process};
 use crate::owner::session::{Conversion, Estate, GreetError, Greeting, Session};
@@ -113,14 +113,14 @@ struct LifeEnd {
     session: Rc<Session>,
 }
 
-fn about(owner: &Owner, export: Option<ExportId>) -> (String, News) {
+fn about(owner: &Owner, export: Option<ExportId>) -> (String, EventFields) {
     let name = export.map(|export| owner.hosts.export_name(export));
     let of = name.as_ref().map(|name| format!(", of export {name}"));
-    let news = News {
+    let fields = EventFields {
         export: name,
-        ..News::default()
+        ..EventFields::default()
     };
-    (of.unwrap_or_default(), news)
+    (of.unwrap_or_default(), fields)
 }
 
 impl Supervisor {
@@ -185,7 +185,7 @@ impl Supervisor {
                     let of = owner.clone();
                     owner
                         .base
-                        .spawn(async move { _ = of.labels.look_for_taker().await });
+                        .spawn(async move { _ = of.labels.find_taker().await });
                     died_young
                 }
                 Err(error) => {
@@ -407,7 +407,7 @@ impl Supervisor {
     ) {
         let doing = blame::working_on(&session.region, stuck.thread);
         let export = blame::export_in_work(&session.region, stuck.thread);
-        let (of, news) = about(owner, export);
+        let (of, fields) = about(owner, export);
         let text = format!(
             "{} of the engine (pid {}) has not taken a turn for {:.1} s, {doing}{of}; it is killed",
             watchdog::name(stuck.thread),
@@ -415,7 +415,7 @@ impl Supervisor {
             stuck.since.as_secs_f64()
         );
         self.events
-            .tell(EventKind::EngineStuck, process.generation, text, news);
+            .report(EventKind::EngineStuck, process.generation, text, fields);
         watchdog::note(&session.region, stuck.thread);
         process.kill();
     }
@@ -447,19 +447,19 @@ impl Supervisor {
             let text = format!(
                 "the engine (pid {pid}, generation {generation}) makes way for another, as was asked for"
             );
-            let news = News::default();
+            let fields = EventFields::default();
             self.events
-                .tell(EventKind::EngineReplaced, generation, text, news);
+                .report(EventKind::EngineReplaced, generation, text, fields);
             self.keep_estate(session, &verdict);
             return;
         }
-        let (of, news) = about(owner, verdict.export);
+        let (of, fields) = about(owner, verdict.export);
         let text = format!(
             "the engine (pid {pid}, generation {generation}) died: {}{of}",
             verdict.cause
         );
         self.events
-            .tell(EventKind::EngineDied, generation, text, news);
+            .report(EventKind::EngineDied, generation, text, fields);
         if let Some(export) = verdict.export {
             owner
                 .exports

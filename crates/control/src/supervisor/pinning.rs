@@ -74,8 +74,8 @@ mod tests {
             std::thread::yield_now();
         }
         for missing in [1000, u16::MAX] {
-            let told = pin(own, 1, &[missing]);
-            let error = told[0].1.as_ref().unwrap_err();
+            let reported = pin(own, 1, &[missing]);
+            let error = reported[0].1.as_ref().unwrap_err();
             assert!(error.contains(&format!("CPU {missing}")), "{error}");
         }
         assert_eq!(pin(own, 1, &[there])[0].1, Ok(()));

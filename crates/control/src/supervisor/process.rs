@@ -119,10 +119,10 @@ fn cause(status: ExitStatus) -> String {
 /// Added to the cause if the out-of-memory killer was active when the process was killed.
 pub(super) const OUT_OF_MEMORY: &str = "the kernel ran out of memory meanwhile";
 
-const LOOK_EVERY: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Kills before the last period have nothing to do with a death.
-const OUT_OF_MEMORY_LOOK: Duration = Duration::from_secs(10);
+const OUT_OF_MEMORY_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Kills by the kernel's out-of-memory killer since boot, if known.
 fn out_of_memory_kills() -> Option<u64> {
@@ -308,7 +308,7 @@ impl EngineProcess {
     }
 
     /// An engine that was recorded before its process id was known, and has reported it since.
-    pub(crate) fn told(record: &EngineRecord, pid: u32) -> io::Result<Self> {
+    pub(crate) fn reported(record: &EngineRecord, pid: u32) -> io::Result<Self> {
         let pidfd = watch(pid)?;
         Ok(Self::recorded_as(record, pid, pidfd))
     }
@@ -328,13 +328,13 @@ impl EngineProcess {
     /// Returns how the process ended, as far as known.
     pub(crate) async fn ended(&self) -> String {
         loop {
-            match tokio::time::timeout(OUT_OF_MEMORY_LOOK, self.pidfd.readable()).await {
+            match tokio::time::timeout(OUT_OF_MEMORY_INTERVAL, self.pidfd.readable()).await {
                 Ok(Ok(_)) => break,
                 Ok(Err(error)) => {
                     // The runtime's watch failed: poll the descriptor.
                     tracing::error!(%error, pid = self.pid, "watching the engine");
                     while !self.has_ended() {
-                        tokio::time::sleep(LOOK_EVERY).await;
+                        tokio::time::sleep(POLL_INTERVAL).await;
                     }
                     break;
                 }
@@ -476,10 +476,10 @@ mod tests {
             let (process, _channel) =
                 EngineProcess::start(&config, folder.path(), &log, 2).unwrap();
             assert_eq!(process.ended().await, "exit code 3");
-            let told = std::fs::read_to_string(&log).unwrap();
+            let reported = std::fs::read_to_string(&log).unwrap();
             let at = folder.path().display();
             assert_eq!(
-                told.trim(),
+                reported.trim(),
                 format!(
                     "engine --socket {at}/engine-2.sock --generation 2 --reactors 1 --cpus 0,1 --run-dir {at} --daemon-on-stdin"
                 )

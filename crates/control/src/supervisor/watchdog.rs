@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use forebay_xlate::boundary::region::{MAX_REACTORS, MAX_SLEEP_NS, Region};
 
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+const POLL_INTERVAL: Duration = Duration::from_millis(250);
 /// Checks in a row that must find a thread stuck.
-const LOOKS: u32 = 3;
+const POLLS: u32 = 3;
 
 /// The control thread, in place of a reactor's number.
 pub(super) const CONTROL: usize = MAX_REACTORS;
@@ -43,10 +43,10 @@ pub(super) async fn stuck(region: &Region, after: Duration) -> Stuck {
     }
     let mut seen = Seen::default();
     loop {
-        tokio::time::sleep(LOOK_EVERY).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
         let now = monotonic();
         let from = seen.counts_from(now, after);
-        if let Some((thread, turn)) = seen.again(look(region, now, from, after)) {
+        if let Some((thread, turn)) = seen.again(check(region, now, from, after)) {
             return Stuck {
                 thread,
                 since: now.saturating_sub(Duration::from_nanos(turn)),
@@ -60,14 +60,14 @@ pub(super) async fn stuck(region: &Region, after: Duration) -> Stuck {
 struct Seen {
     last: Option<(usize, u64)>,
     times: u32,
-    looked: Option<Duration>,
+    checked: Option<Duration>,
     from: Duration,
 }
 
 impl Seen {
     /// The time since which this daemon has not stood still for long.
     fn counts_from(&mut self, now: Duration, after: Duration) -> Duration {
-        let last = self.looked.replace(now).unwrap_or(now);
+        let last = self.checked.replace(now).unwrap_or(now);
         if now.saturating_sub(last) > after / 2 {
             self.from = now;
         }
@@ -82,7 +82,7 @@ impl Seen {
             1
         };
         self.last = late;
-        late.filter(|_| self.times >= LOOKS)
+        late.filter(|_| self.times >= POLLS)
     }
 }
 
@@ -91,7 +91,7 @@ pub(super) fn note(region: &Region, thread: usize) {
 }
 
 /// Returns the thread's last turn, too.
-fn look(region: &Region, now: Duration, from: Duration, after: Duration) -> Option<(usize, u64)> {
+fn check(region: &Region, now: Duration, from: Duration, after: Duration) -> Option<(usize, u64)> {
     let reactors = region.header().reactors.load(Relaxed);
     let reactors = reactors.min(MAX_REACTORS as u64) as usize;
     let reactors = region.reactors()[..reactors].iter().enumerate();
@@ -128,35 +128,35 @@ mod tests {
         };
         at(0, 99, 0);
         at(1, 86, 1);
-        assert_eq!(look(&region, now, Duration::ZERO, after), None);
+        assert_eq!(check(&region, now, Duration::ZERO, after), None);
         at(1, 84, 1);
         assert_eq!(
-            look(&region, now, Duration::ZERO, after),
+            check(&region, now, Duration::ZERO, after),
             Some((1, 84_000_000_000))
         );
         at(1, 86, 1);
         at(2, 94, 0);
         assert_eq!(
-            look(&region, now, Duration::ZERO, after),
+            check(&region, now, Duration::ZERO, after),
             Some((2, 94_000_000_000))
         );
         at(2, 200, 0);
         assert_eq!(
-            look(&region, now, Duration::ZERO, after),
+            check(&region, now, Duration::ZERO, after),
             None,
             "a time to come"
         );
         region.header().reactors.store(u64::MAX, Relaxed);
-        assert_eq!(look(&region, now, Duration::ZERO, after), None, "bounded");
+        assert_eq!(check(&region, now, Duration::ZERO, after), None, "bounded");
         let control = |seconds: u64| {
             let since = &region.header().control_since_ns;
             since.store(seconds * 1_000_000_000, Relaxed);
         };
         control(91);
-        assert_eq!(look(&region, now, Duration::ZERO, after), None);
+        assert_eq!(check(&region, now, Duration::ZERO, after), None);
         control(89);
         assert_eq!(
-            look(&region, now, Duration::ZERO, after),
+            check(&region, now, Duration::ZERO, after),
             Some((CONTROL, 89_000_000_000))
         );
     }
@@ -169,7 +169,7 @@ mod tests {
             assert_eq!(seen.again(Some((0, turn))), None);
         }
         assert_eq!(seen.again(None), None);
-        for _ in 1..LOOKS {
+        for _ in 1..POLLS {
             assert_eq!(seen.again(Some((1, 7))), None);
         }
         assert_eq!(seen.again(Some((1, 7))), Some((1, 7)));
@@ -187,7 +187,7 @@ mod tests {
         let mut late = |seconds: u64| {
             let now = Duration::from_secs(seconds);
             let from = seen.counts_from(now, after);
-            look(&region, now, from, after).is_some()
+            check(&region, now, from, after).is_some()
         };
         assert!(!late(12));
         // The whole node was paused.

@@ -86,7 +86,7 @@ impl Driver {
         }
         let mut op = op;
         loop {
-            match device.submit(&mut self.ring, &mut op, user_data) {
+            match device.queue(&mut self.ring, &mut op, user_data) {
                 Submitted::Done(result) => return Some(result),
                 Submitted::Queued => {
                     assert!(self.running.insert(user_data, op).is_none(), "mark in use");

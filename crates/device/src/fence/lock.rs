@@ -29,7 +29,7 @@ const DAEMONS: u64 = 64;
 const DAEMONS_AT: u64 = GENERATIONS_AT - DAEMONS;
 
 /// Time between two checks of a predecessor's lock, which falls 10 to 50 ms after the last request.
-const LOOK_AGAIN: Duration = Duration::from_millis(2);
+const POLL_AGAIN: Duration = Duration::from_millis(2);
 
 /// The holders of locks on a file or block device; takes no lock and doesn't wait.
 pub fn who_holds(path: &Path) -> Result<Vec<Holder>, FenceError> {
@@ -168,7 +168,7 @@ pub(crate) fn wait_for_predecessors(
                     waited,
                 });
             }
-            Some(_) => std::thread::sleep(LOOK_AGAIN.min(limit - waited)),
+            Some(_) => std::thread::sleep(POLL_AGAIN.min(limit - waited)),
         }
     }
 }

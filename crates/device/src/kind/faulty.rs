@@ -18,7 +18,7 @@ use rustix::io::Errno;
 
 use super::file::SyncFile;
 use super::file_io::FileIo;
-use super::hang::{HangGate, LOOK_AGAIN};
+use super::hang::{HangGate, POLL_AGAIN};
 use super::info::{DeviceKind, DeviceNow, OpenOptions};
 use super::local::{CacheUse, Local, Node};
 use super::spec::{DeviceSpec, SpecError, SpecText};
@@ -276,7 +276,7 @@ impl Injector {
 
     fn before_daemon_io(&self) -> Result<(), Errno> {
         while self.switches.hangs() {
-            std::thread::sleep(LOOK_AGAIN);
+            std::thread::sleep(POLL_AGAIN);
         }
         let faults = self.switches.now()?;
         std::thread::sleep(Duration::from_millis(faults.daemon_delay_ms));
@@ -410,8 +410,8 @@ impl SyncBackend for SyncFaulty {
         self.inner.drop_cache();
     }
 
-    fn look_now(&self) -> io::Result<DeviceNow> {
-        self.inner.look_now()
+    fn poll_now(&self) -> io::Result<DeviceNow> {
+        self.inner.poll_now()
     }
 
     fn claims(&self) -> &dyn Claims {

@@ -166,7 +166,7 @@ impl SyncBackend for SyncFile {
         let _ = rustix::fs::fadvise(&self.fd, 0, None, Advice::DontNeed);
     }
 
-    fn look_now(&self) -> io::Result<DeviceNow> {
+    fn poll_now(&self) -> io::Result<DeviceNow> {
         let is_block = matches!(self.identity, Identity::Block { .. });
         let is_at_path = match std::fs::metadata(&self.path) {
             Ok(there) => match self.identity {

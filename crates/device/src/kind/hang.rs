@@ -8,7 +8,7 @@ use std::time::Duration;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
-pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(2);
+pub(crate) const POLL_AGAIN: Duration = Duration::from_millis(2);
 
 #[derive(Debug)]
 pub(crate) struct HangGate {
@@ -42,7 +42,7 @@ impl HangGate {
         let gate = self.clone();
         let watch = move || {
             while hangs() {
-                std::thread::sleep(LOOK_AGAIN);
+                std::thread::sleep(POLL_AGAIN);
             }
             let mut shut = gate.shut.lock().unwrap_or_else(PoisonError::into_inner);
             *shut = false;

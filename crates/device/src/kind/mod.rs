@@ -173,7 +173,7 @@ pub(crate) trait SyncBackend: Debug + Send + Sync {
     /// Drops cached data of this device: an engine may have written past the cache.
     fn drop_cache(&self) {}
 
-    fn look_now(&self) -> io::Result<DeviceNow>;
+    fn poll_now(&self) -> io::Result<DeviceNow>;
 
     /// Its claims and locks: those that [`Backend::fence`] takes.
     fn claims(&self) -> &dyn Claims;

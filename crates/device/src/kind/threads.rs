@@ -295,7 +295,7 @@ impl SyncBackend for SyncThreads {
         self.0.file.sync_data()
     }
 
-    fn look_now(&self) -> io::Result<DeviceNow> {
+    fn poll_now(&self) -> io::Result<DeviceNow> {
         Ok(DeviceNow {
             size_bytes: self.0.file.metadata()?.len(),
             has_name: true,

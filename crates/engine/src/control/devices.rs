@@ -25,7 +25,7 @@ use std::time::Duration;
 /// After this wait the device counts as failed. The daemon reports the cause of the wait.
 const FENCE_LIMIT: Duration = Duration::from_secs(3600);
 
-enum News {
+enum DeviceEvent {
     /// The device is open, and this engine's lock taken.
     Opened(DeviceIndex, Arc<Device>),
     /// Opening failed and left nothing open.
@@ -82,10 +82,10 @@ fn open(
     Ok(Arc::new(device))
 }
 
-fn wait(index: DeviceIndex, device: &Device, generation: u64, tell: impl Fn(News)) {
+fn wait(index: DeviceIndex, device: &Device, generation: u64, report: impl Fn(DeviceEvent)) {
     match device.wait_for_predecessors(generation, FENCE_LIMIT) {
-        Ok(_) => tell(News::Ready(index)),
-        Err(error) => tell(News::Failed(index, error.to_string())),
+        Ok(_) => report(DeviceEvent::Ready(index)),
+        Err(error) => report(DeviceEvent::Failed(index, error.to_string())),
     }
 }
 
@@ -105,14 +105,14 @@ pub(super) struct Devices {
     early: BTreeSet<DeviceIndex>,
     expected: BTreeSet<DeviceIndex>,
     identities: Identities,
-    news: mpsc::Receiver<News>,
-    sender: mpsc::Sender<News>,
+    events: mpsc::Receiver<DeviceEvent>,
+    sender: mpsc::Sender<DeviceEvent>,
     bell: Arc<OwnedFd>,
 }
 
 impl Devices {
     pub(super) fn new(generation: u64, bell: Arc<OwnedFd>) -> Self {
-        let (sender, news) = mpsc::channel();
+        let (sender, events) = mpsc::channel();
         Self {
             generation,
             known: BTreeMap::new(),
@@ -120,7 +120,7 @@ impl Devices {
             early: BTreeSet::new(),
             expected: BTreeSet::new(),
             identities: Identities::default(),
-            news,
+            events,
             sender,
             bell,
         }
@@ -128,34 +128,35 @@ impl Devices {
 
     fn wait_for(&self, index: DeviceIndex, device: Arc<Device>) {
         let generation = self.generation;
-        let work = move |tell: &dyn Fn(News)| wait(index, &device, generation, tell);
-        self.help(index, work, News::Failed);
+        let work = move |report: &dyn Fn(DeviceEvent)| wait(index, &device, generation, report);
+        self.help(index, work, DeviceEvent::Failed);
     }
 
     /// A device may hang at the first access.
     fn open_and_wait(&self, config: DeviceConfig) {
         let (index, generation) = (config.device, self.generation);
         let identities = self.identities.clone();
-        let work = move |tell: &dyn Fn(News)| match open(&config, generation, &identities) {
+        let work = move |report: &dyn Fn(DeviceEvent)| match open(&config, generation, &identities)
+        {
             Ok(device) => {
-                tell(News::Opened(index, device.clone()));
-                wait(index, &device, generation, tell);
+                report(DeviceEvent::Opened(index, device.clone()));
+                wait(index, &device, generation, report);
             }
-            Err(error) => tell(News::NotOpened(index, error)),
+            Err(error) => report(DeviceEvent::NotOpened(index, error)),
         };
-        self.help(index, work, News::NotOpened);
+        self.help(index, work, DeviceEvent::NotOpened);
     }
 
     fn help(
         &self,
         index: DeviceIndex,
-        work: impl FnOnce(&dyn Fn(News)) + Send + 'static,
-        failed: impl FnOnce(DeviceIndex, String) -> News,
+        work: impl FnOnce(&dyn Fn(DeviceEvent)) + Send + 'static,
+        failed: impl FnOnce(DeviceIndex, String) -> DeviceEvent,
     ) {
-        let (news, bell) = (self.sender.clone(), self.bell.clone());
+        let (events, bell) = (self.sender.clone(), self.bell.clone());
         let work = move || {
             work(&|what| {
-                let _ = news.send(what);
+                let _ = events.send(what);
                 ring_bell(&*bell);
             });
         };
@@ -300,12 +301,12 @@ impl Control {
         }
     }
 
-    pub(super) fn take_device_news(&mut self) {
-        while let Ok(news) = self.devices.news.try_recv() {
-            match news {
-                News::Opened(index, device) => self.opened(index, device),
-                News::NotOpened(index, error) => self.not_opened(index, &error),
-                News::Ready(index) => {
+    pub(super) fn handle_device_events(&mut self) {
+        while let Ok(events) = self.devices.events.try_recv() {
+            match events {
+                DeviceEvent::Opened(index, device) => self.opened(index, device),
+                DeviceEvent::NotOpened(index, error) => self.not_opened(index, &error),
+                DeviceEvent::Ready(index) => {
                     let Some(known) = self.devices.known.get_mut(&index) else {
                         continue;
                     };
@@ -315,7 +316,7 @@ impl Control {
                     kill_point!("over.fenced");
                     self.say(&FromEngine::DeviceReady { device: index });
                 }
-                News::Failed(index, error) => {
+                DeviceEvent::Failed(index, error) => {
                     // The daemon may ask again.
                     if let Some(known) = self.devices.known.get_mut(&index) {
                         known.waiting = false;

@@ -6,7 +6,7 @@
 //! generation is valid.
 
 use super::Control;
-use super::machines::{self, Converted, Gathered};
+use super::vms::{self, Converted, Gathered};
 use crate::exports::ExportTable;
 use crate::frontend::nvme_tcp::TcpMessage;
 use crate::frontend::{self, vm};
@@ -88,7 +88,7 @@ impl Control {
             // An engine that serves has conflicting records.
             _ if self.listener.listeners().next().is_some()
                 || !self.sockets.is_empty()
-                || self.has_machines() =>
+                || self.has_vms() =>
             {
                 Err("this engine serves already".to_string())
             }
@@ -115,31 +115,24 @@ impl Control {
         without.extend(sockets.into_iter().skip(came));
     }
 
-    pub(super) fn gather_machine(
-        &mut self,
-        socket: u64,
-        export: ExportId,
-        descriptors: Vec<OwnedFd>,
-    ) {
-        if let Handover::Gathering(_, _, _, machines) = &mut self.handover {
-            machines.push(Gathered::new(socket, export, descriptors));
+    pub(super) fn gather_vm(&mut self, socket: u64, export: ExportId, descriptors: Vec<OwnedFd>) {
+        if let Handover::Gathering(_, _, _, vms) = &mut self.handover {
+            vms.push(Gathered::new(socket, export, descriptors));
         }
     }
 
     /// Adds descriptors deposited by the last of these clients.
     pub(super) fn gather_deposits(&mut self, numbers: &[u32], descriptors: Vec<OwnedFd>) {
-        if let Handover::Gathering(_, _, _, machines) = &mut self.handover
-            && let Some(machine) = machines.last_mut()
+        if let Handover::Gathering(_, _, _, vms) = &mut self.handover
+            && let Some(vm) = vms.last_mut()
         {
-            machine.add(numbers, descriptors);
+            vm.add(numbers, descriptors);
         }
     }
 
     pub(super) fn convert(&mut self) {
-        let (request, pending, without, machines) = match std::mem::take(&mut self.handover) {
-            Handover::Gathering(request, pending, without, machines) => {
-                (request, pending, without, machines)
-            }
+        let (request, pending, without, vms) = match std::mem::take(&mut self.handover) {
+            Handover::Gathering(request, pending, without, vms) => (request, pending, without, vms),
             other => {
                 self.handover = other;
                 return;
@@ -154,14 +147,14 @@ impl Control {
             exports: &self.exports,
             associations: self.listener.associations(),
         });
-        let machines = machines::convert(
-            machines,
+        let vms = vms::convert(
+            vms,
             &self.lanes.served(&self.volumes),
             blamed,
             &mut inheritance,
         );
         let mut closed: BTreeMap<String, u32> = BTreeMap::new();
-        for (_, _, _, why) in &machines.closed {
+        for (_, _, _, why) in &vms.closed {
             *closed.entry(why.0.to_string()).or_default() += 1;
         }
         for (_, _, why) in &inheritance.closed {
@@ -175,20 +168,16 @@ impl Control {
             request,
             queues: inheritance.queues,
             commands: inheritance.commands,
-            machines: inheritance
-                .parts
-                .iter()
-                .map(|p| p.machines.len() as u32)
-                .sum(),
+            vms: inheritance.parts.iter().map(|p| p.vms.len() as u32).sum(),
             closed: closed.into_iter().collect(),
         });
-        self.handover = Handover::Converted(inheritance, without, machines);
+        self.handover = Handover::Converted(inheritance, without, vms);
     }
 
     /// From here on this engine's records are valid.
     pub(super) fn resume(&mut self) -> Result<(), String> {
-        let (inheritance, without, machines) = match std::mem::take(&mut self.handover) {
-            Handover::Converted(inheritance, without, machines) => (inheritance, without, machines),
+        let (inheritance, without, vms) = match std::mem::take(&mut self.handover) {
+            Handover::Converted(inheritance, without, vms) => (inheritance, without, vms),
             other => {
                 self.handover = other;
                 return Err("nothing is converted".to_string());
@@ -202,13 +191,13 @@ impl Control {
             true => self.expect_devices(&inheritance.served),
         }
         for part in &inheritance.parts {
-            self.resume_machines(&part.machines);
+            self.resume_vms(&part.vms);
         }
         for (mailbox, mut part) in self.mailboxes.iter_mut().zip(inheritance.parts) {
             let sockets = part.queues.iter();
             let sockets = sockets.map(|queue| (queue.constants.socket, queue.fd.clone()));
             self.sockets.extend(sockets);
-            let clients = std::mem::take(&mut part.machines);
+            let clients = std::mem::take(&mut part.vms);
             let mut messages: Vec<frontend::FrontendMessage> =
                 vec![Box::new(TcpMessage::Inherit(Box::new(part)))];
             for client in clients {
@@ -229,7 +218,7 @@ impl Control {
             let _ = rustix::net::shutdown(&fd, rustix::net::Shutdown::Both);
             self.say(&FromEngine::SocketGone { socket });
         }
-        self.close_machines(machines);
+        self.close_vms(vms);
         // The daemon has the only descriptors.
         for socket in without {
             self.say(&FromEngine::SocketGone { socket });

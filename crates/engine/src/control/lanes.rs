@@ -59,10 +59,10 @@ impl Lanes {
             .collect()
     }
 
-    pub(super) fn of_machine(&self, export: ExportId) -> Option<(Arc<ExportConfig>, usize)> {
+    pub(super) fn of_vm(&self, export: ExportId) -> Option<(Arc<ExportConfig>, usize)> {
         let known = self.exports.get(&export)?;
-        let is_machine = known.config.frontend.is_machine();
-        is_machine.then(|| (known.config.clone(), known.reactor))
+        let is_vm = known.config.frontend.is_vm();
+        is_vm.then(|| (known.config.clone(), known.reactor))
     }
 }
 
@@ -76,9 +76,9 @@ pub(super) fn clear(record: &LaneRecord) {
         &record.copied_bytes,
         &record.registered_bytes,
         &record.interrupts,
-        &record.machine_since_s,
-        &record.machine_memory_bytes,
-        &record.machine_queues,
+        &record.vm_since_s,
+        &record.vm_memory_bytes,
+        &record.vm_queues,
         &record.throttled_ops,
         &record.throttled,
         &record.granted_ops_s,

@@ -83,12 +83,12 @@ impl Control {
                 let result = self.set_listener(address, descriptors.pop());
                 self.done(request, result);
             }
-            ToEngine::SetMachineListener { request, export } => {
-                let result = self.set_machine_listener(export, descriptors.pop());
+            ToEngine::SetVmListener { request, export } => {
+                let result = self.set_vm_listener(export, descriptors.pop());
                 self.done(request, result);
             }
             ToEngine::Deposited { socket, last, kept } => {
-                self.machine_deposited(socket, last, kept);
+                self.vm_deposited(socket, last, kept);
             }
             ToEngine::SetPort { request, port } => {
                 let result = self.set_port(&port);
@@ -100,7 +100,7 @@ impl Control {
 
     fn hear_limits(&mut self, message: ToEngine, descriptors: Vec<OwnedFd>) {
         match message {
-            ToEngine::VolumeFigures {
+            ToEngine::VolumeStatistics {
                 volume,
                 used_bytes,
                 spare_percent,
@@ -108,15 +108,15 @@ impl Control {
                 warnings,
                 past,
             } => {
-                let figures = VolumeStatistics {
+                let statistics = VolumeStatistics {
                     used_bytes: Some(used_bytes),
                     spare_percent,
                     spare_threshold_percent,
                     warnings,
                     past,
                 };
-                self.figures.insert(volume, figures);
-                self.post_all(|| Post::Figures(volume, figures));
+                self.statistics.insert(volume, statistics);
+                self.post_all(|| Post::Statistics(volume, statistics));
             }
             ToEngine::SetSpread { request, spread } => {
                 self.post_all(|| Post::Spread(spread));
@@ -174,8 +174,8 @@ impl Control {
                 blamed,
             } => self.take_over(request, generation, blamed, descriptors),
             ToEngine::Sockets { sockets } => self.gather(sockets, descriptors),
-            ToEngine::Machine { socket, export } => {
-                self.gather_machine(socket, export, descriptors);
+            ToEngine::Vm { socket, export } => {
+                self.gather_vm(socket, export, descriptors);
             }
             ToEngine::Deposits { numbers } => self.gather_deposits(&numbers, descriptors),
             ToEngine::SocketsEnd => self.convert(),
@@ -198,7 +198,7 @@ impl Control {
         }
         self.volumes.0.remove(&volume);
         self.reserves.forget(volume);
-        self.figures.remove(&volume);
+        self.statistics.remove(&volume);
         self.budgets.forget(volume);
         self.side.forget(volume);
         Ok(())
@@ -259,7 +259,7 @@ impl Control {
         &mut self,
         request: u64,
         config: ExportConfig,
-        told: Option<u32>,
+        reported: Option<u32>,
     ) -> Result<(), String> {
         let Some(volume) = self.volumes.0.get(&config.volume).cloned() else {
             return Err(format!("export {}: its volume is not served", config.nqn));
@@ -294,10 +294,10 @@ impl Control {
                     })
                     .map(|(record, _)| record.reactor.load(Relaxed) as usize)
                     .next();
-                let told = told.map(|reactor| reactor as usize);
-                let told = told.filter(|reactor| *reactor < self.mailboxes.len());
+                let reported = reported.map(|reactor| reactor as usize);
+                let reported = reported.filter(|reactor| *reactor < self.mailboxes.len());
                 let reactor = left
-                    .or(told)
+                    .or(reported)
                     .unwrap_or_else(|| self.lanes.idlest_reactor(self.mailboxes.len()));
                 let lane = LaneIndex(slot as u32);
                 clear(&self.region.lanes()[slot]);
@@ -318,8 +318,8 @@ impl Control {
         self.lanes.exports.insert(config.export, known);
         let mut new = Lane::new(lane, volume, config.clone(), self.region.clone());
         new.set_reservations(&self.reserves.state(config.volume));
-        new.figures = self
-            .figures
+        new.statistics = self
+            .statistics
             .get(&config.volume)
             .copied()
             .unwrap_or_default();
@@ -342,7 +342,7 @@ impl Control {
             return;
         };
         self.exports.remove(export);
-        self.remove_machine_listener(export);
+        self.remove_vm_listener(export);
         let mailbox = &mut self.mailboxes[known.reactor];
         mailbox.post(Post::RemoveLane(known.lane, export, request));
         self.post_all(|| Post::Frontend(Box::new(TcpMessage::DiscoveryChanged)));

@@ -11,10 +11,10 @@ mod devices;
 mod handover;
 mod lanes;
 mod link;
-mod machines;
 mod messages;
 mod reserve;
 mod translate;
+mod vms;
 
 use crate::associations::Associations;
 use crate::bell::{ControlBell, quiet_bell};
@@ -65,12 +65,12 @@ pub(crate) struct Control {
     mailboxes: Vec<ToReactor>,
     bell: ControlBell,
     listener: Listener,
-    machines: machines::VmListeners,
+    vms: vms::VmListeners,
     exports: ExportTable,
     devices: Devices,
     volumes: ServedVolumes,
     lanes: Lanes,
-    figures: BTreeMap<VolumeId, VolumeStatistics>,
+    statistics: BTreeMap<VolumeId, VolumeStatistics>,
     budgets: budgets::TenantSlots,
     /// The daemon holds their sockets too.
     sockets: BTreeMap<u64, Arc<OwnedFd>>,
@@ -146,13 +146,13 @@ impl Control {
                 config.generation,
                 region,
             ),
-            machines: machines::VmListeners::new(closer),
+            vms: vms::VmListeners::new(closer),
             epoll: set,
             exports,
             devices,
             volumes: ServedVolumes::default(),
             lanes: Lanes::default(),
-            figures: BTreeMap::new(),
+            statistics: BTreeMap::new(),
             budgets: budgets::TenantSlots::default(),
             sockets: BTreeMap::new(),
             handover: Handover::None,
@@ -184,7 +184,7 @@ impl Control {
                 rustix::event::Timespec::default()
             };
             self.region.header().control_since_ns.store(0, Relaxed);
-            let looked_ns = monotonic_ns();
+            let checked_ns = monotonic_ns();
             let _ = epoll::wait(&*self.epoll, spare_capacity(&mut events), Some(&limit));
             self.bell.asleep.awake();
             let since = &self.region.header().control_since_ns;
@@ -194,27 +194,27 @@ impl Control {
                     KEY_LISTENER => self.accept_daemon(),
                     KEY_CHANNEL => self.hear_daemon(),
                     KEY_BELL => quiet_bell(&*self.bell.wake),
-                    key if key >> 56 == machines::KEY_BYTE => self.accept_machine(key),
+                    key if key >> 56 == vms::KEY_BYTE => self.accept_vm(key),
                     key => {
                         let (listener, exports, mut out) = self.listener_and_outside();
                         listener.ready(key, exports, &mut out);
                     }
                 }
             }
-            self.take_device_news();
+            self.handle_device_events();
             self.take_upcalls();
             let saw_all = events.len() < events.capacity();
             for mailbox in &mut self.mailboxes {
                 mailbox.flush();
                 if saw_all {
-                    mailbox.heard(looked_ns);
+                    mailbox.heard(checked_ns);
                 }
             }
             let now = monotonic_ns();
             if now >= self.turns_ns {
                 self.turns_ns = now + TICK_MS as u64 * 1_000_000;
-                self.tick_machines();
-                self.side.take_turns(&mut self.effects);
+                self.tick_vms();
+                self.side.advance_jobs(&mut self.effects);
                 self.carry_out();
             }
             let (listener, exports, mut out) = self.listener_and_outside();
@@ -237,7 +237,7 @@ impl Control {
         if !std::mem::replace(&mut self.end.stopping, true) {
             let (listener, _, mut out) = self.listener_and_outside();
             listener.close(&mut out);
-            self.remove_machine_listeners();
+            self.remove_vm_listeners();
             for mailbox in &mut self.mailboxes {
                 mailbox.post(Post::Stop);
             }
@@ -333,7 +333,7 @@ impl Control {
         for (socket, fd) in sockets {
             self.say_shared(&FromEngine::Held(Held::Socket(socket)), vec![fd]);
         }
-        self.say_machines();
+        self.say_vms();
         let mut held = Vec::new();
         for known in self.devices.known.values() {
             held.push(Held::Device((*known.served.config).clone(), known.fenced));
@@ -419,10 +419,10 @@ impl Control {
                 at_devices,
             }),
             Upcall::SocketGone(socket) => self.socket_gone(socket),
-            Upcall::Deposits(socket, deposits) => self.machine_deposits(socket, deposits),
-            Upcall::Withdrawn(socket, numbers) => self.machine_withdrawn(socket, numbers),
-            Upcall::MachineLeft(socket, export, why) => self.machine_left(socket, export, why),
-            Upcall::MachineRefused(export, why) => self.machine_refused(export, why, 1),
+            Upcall::Deposits(socket, deposits) => self.vm_deposits(socket, deposits),
+            Upcall::Withdrawn(socket, numbers) => self.vm_withdrawn(socket, numbers),
+            Upcall::VmDetached(socket, export, why) => self.vm_detached(socket, export, why),
+            Upcall::VmRefused(export, why) => self.vm_refused(export, why, 1),
             Upcall::Reserve(ask) => self.ask_reserve(ask),
             Upcall::ReserveGone(volume, token) => self.reserve_gone(volume, token),
             Upcall::Stopped => self.end.stopped += 1,

@@ -41,9 +41,9 @@ impl Words for ServedVolumes {
         volume.map_or_else(Vec::new, |volume| volume.table.take_back(range))
     }
 
-    fn count_ahead(&self, volume: VolumeId, range: ExtentRange) -> u64 {
+    fn count_preallocated(&self, volume: VolumeId, range: ExtentRange) -> u64 {
         let volume = self.0.get(&volume);
-        volume.map_or(0, |volume| volume.table.count_ahead(range))
+        volume.map_or(0, |volume| volume.table.count_preallocated(range))
     }
 
     fn committed(&mut self, volume: VolumeId, sequence: u64) {
@@ -97,8 +97,8 @@ pub(super) fn from_reactor(upcall: upcall::Upcall) -> Result<Upcall, upcall::Upc
         | From::SocketGone(_)
         | From::Deposits(..)
         | From::Withdrawn(..)
-        | From::MachineLeft(..)
-        | From::MachineRefused(..)
+        | From::VmDetached(..)
+        | From::VmRefused(..)
         | From::Stopped) => return Err(other),
     })
 }
@@ -124,7 +124,7 @@ mod tests {
         let mut volumes = ServedVolumes::default();
         volumes.0.insert(VolumeId(1), volume.clone());
         let range = ExtentRange::new(0, 4);
-        let word = Word::ahead(DeviceIndex(3), ExtentIndex(9)).unwrap();
+        let word = Word::preallocated(DeviceIndex(3), ExtentIndex(9)).unwrap();
         assert!(volumes.install(&GrantOf {
             volume: VolumeId(1),
             range,
@@ -133,7 +133,7 @@ mod tests {
         }));
         assert_eq!(volume.uncommitted(), 6);
         assert!(volume.written_devices().eq([DeviceIndex(3)]));
-        assert_eq!(volumes.count_ahead(VolumeId(1), range), 4);
+        assert_eq!(volumes.count_preallocated(VolumeId(1), range), 4);
         assert_eq!(volumes.take_back(VolumeId(1), range), [range]);
         assert_eq!(volumes.take_back(VolumeId(2), range), []);
     }

@@ -41,8 +41,8 @@ impl Core {
             lane,
             devices: &mut self.devices,
             slices: &mut self.slices,
-            away: &mut self.away,
-            machines: &mut self.machines,
+            offload: &mut self.offload,
+            vms: &mut self.vms,
             staging: &mut self.staging,
             qos: &mut self.qos,
             records: &self.records,
@@ -90,7 +90,7 @@ impl Core {
         let io = &mut self.slab[slice.io as usize];
         if slice.bounced {
             let into = result.is_ok() && !slice.span.write;
-            (self.machines).bounce_ended(index, io.lane, into, &mut self.staging);
+            (self.vms).bounce_ended(index, io.lane, into, &mut self.staging);
         }
         if let Err(errno) = result {
             (self.devices).count_error(slice.device, &slice.op, errno, now_ns);
@@ -108,7 +108,7 @@ impl Core {
         }
         // Otherwise it checks the count when it resumes.
         if io.slices == 0 && io.stage == Stage::Moving {
-            self.moved(Token::take(slice.io));
+            self.moved(Token::of(slice.io));
         }
     }
 

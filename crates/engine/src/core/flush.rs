@@ -79,7 +79,7 @@ impl Core {
         if io.flushes > 0 {
             return;
         }
-        let token = Token::take(index);
+        let token = Token::of(index);
         let (lane, commit) = (io.lane, io.commit);
         let ok = io.status == Status::SUCCESS;
         let Some(lane) = self.lanes.get_mut(lane) else {

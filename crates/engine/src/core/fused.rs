@@ -23,13 +23,13 @@ impl Core {
         }
         // From here on it is not refused: its own scratch buffer would count against it.
         let scratch = match new.op {
-            IoOp::Compare { len_bytes, .. } => (self.staging.take(len_bytes.min(PIECE_BYTES)))
-                .or_else(|| self.staging.take(len_bytes.min(SMALL_PIECE_BYTES))),
+            IoOp::Compare { len_bytes, .. } => (self.staging.allocate(len_bytes.min(PIECE_BYTES)))
+                .or_else(|| self.staging.allocate(len_bytes.min(SMALL_PIECE_BYTES))),
             // Space for read and expected data.
             IoOp::CompareAndWrite { len_bytes, .. }
                 if expected.bytes.len() == len_bytes as usize =>
             {
-                self.staging.take(2 * len_bytes)
+                self.staging.allocate(2 * len_bytes)
             }
             IoOp::Write { .. } => new.buffer.take(),
             _ => return self.start(new),
@@ -37,8 +37,8 @@ impl Core {
         let Some(mut scratch) = scratch else {
             return Err(new);
         };
-        let Some(index) = self.slab.take_free() else {
-            self.staging.give(scratch);
+        let Some(index) = self.slab.allocate() else {
+            self.staging.release(scratch);
             return Err(new);
         };
         if let IoOp::CompareAndWrite { len_bytes, .. } = new.op {
@@ -51,7 +51,7 @@ impl Core {
             passed: matches!(new.op, IoOp::Write { .. }),
         };
         self.fused.begin(index, comparing);
-        self.carried.compares();
+        self.recovered.compares();
         self.begin(new, index, 0);
         Ok(())
     }
@@ -63,12 +63,12 @@ impl Core {
         let io = &mut self.slab[i];
         match self.fused.judge(i, io, &mut self.staging) {
             Judged::Ended => {
-                self.carried.command_ended(i as u32, io, &self.lanes);
+                self.recovered.command_ended(i as u32, io, &self.lanes);
                 return Some(token);
             }
             Judged::Written => {
                 if let Some(volume) = self.lanes.volume_of(io) {
-                    self.carried.hold(volume, i as u32, io.record);
+                    self.recovered.hold(volume, i as u32, io.record);
                 }
                 return Some(token);
             }

@@ -25,7 +25,7 @@ impl Core {
     /// late and destroy newer data.
     fn begin_job(&mut self, job: u64, work: Job) -> bool {
         let (device, extents) = match work {
-            Job::Launder { device, extents } => (device, Some(extents)),
+            Job::ZeroFill { device, extents } => (device, Some(extents)),
             Job::Flush { device } => (device, None),
             Job::Settle { device } => {
                 self.settle(job, device);
@@ -37,7 +37,7 @@ impl Core {
             self.upcalls.push_back(Upcall::JobDone { job, error });
             return true;
         };
-        if !self.carried.is_fenced(device) {
+        if !self.recovered.is_fenced(device) {
             return false;
         }
         match extents {
@@ -51,7 +51,7 @@ impl Core {
                 let error = Some(Errno::INVAL);
                 self.upcalls.push_back(Upcall::JobDone { job, error });
             }
-            Some(extents) => return self.jobs.launder(job, &served.config, extents),
+            Some(extents) => return self.jobs.zero_fill(job, &served.config, extents),
         }
         true
     }

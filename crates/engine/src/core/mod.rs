@@ -10,11 +10,11 @@ mod dispatch;
 mod flush;
 mod fused;
 mod jobs;
-mod machine;
 mod offload;
 mod recovery;
 mod reserve;
 mod turn;
+mod vm;
 mod waiting;
 
 pub use crate::io::clock::{OWNER_WAIT_LIMIT_NS, monotonic_ns};
@@ -26,7 +26,7 @@ pub use crate::io::slab::MAX_IOS;
 pub use crate::io::staging;
 pub use crate::offload::{Links, links};
 pub use crate::qos::Admission;
-pub use crate::recovery::{CarriedSpan, Devices};
+pub use crate::recovery::{Devices, RecoveredSpan};
 pub use reserve::Drain;
 pub use waiting::Released;
 
@@ -38,18 +38,18 @@ use crate::io::flush::Flusher;
 use crate::io::fused::Fused;
 use crate::io::jobs::Jobs;
 use crate::io::lanes::Lanes;
-use crate::io::machine::VmCommands;
 use crate::io::parked::ParkedTable;
 use crate::io::records::Records;
 use crate::io::settle::Settles;
 use crate::io::slab::Slab;
 use crate::io::slice::Slices;
 use crate::io::staging::Staging;
+use crate::io::vm::VmCommands;
 use crate::io::waits::Waits;
 use crate::lane::{Lane, LaneIndex};
-use crate::offload::Away;
+use crate::offload::Offload;
 use crate::qos::Qos;
-use crate::recovery::Carried;
+use crate::recovery::RecoveredIo;
 use crate::upcall::Upcall;
 use forebay_device::ring::Ring;
 use forebay_nvme::Status;
@@ -76,13 +76,13 @@ pub struct Core {
     pub(crate) slices: Slices,
     settles: Settles,
     pub(crate) qos: Qos,
-    pub(crate) away: Away,
-    pub(crate) carried: Carried,
+    pub(crate) offload: Offload,
+    pub(crate) recovered: RecoveredIo,
     flusher: Flusher,
     fused: Fused,
     pub(crate) jobs: Jobs,
     ended: EndedQueues,
-    machines: VmCommands,
+    vms: VmCommands,
     /// Messages for the control thread.
     pub(crate) upcalls: VecDeque<Upcall>,
 }
@@ -103,13 +103,13 @@ impl Core {
             slices: Slices::new(),
             settles: Settles::default(),
             qos: Qos::new(),
-            away: Away::new(),
-            carried: Carried::new(records.reactor),
+            offload: Offload::new(),
+            recovered: RecoveredIo::new(records.reactor),
             flusher: Flusher::new(),
             fused: Fused::default(),
             jobs: Jobs::new(),
             ended: EndedQueues::new(),
-            machines: VmCommands::new(),
+            vms: VmCommands::new(),
             upcalls: VecDeque::with_capacity(4 * MAX_IOS),
             region,
             records,
@@ -153,10 +153,10 @@ impl Core {
         if !self.may_start(new.lane) {
             return Err(new);
         }
-        if self.carried.any() {
+        if self.recovered.any() {
             self.settle_orphans();
         }
-        match self.slab.take_free() {
+        match self.slab.allocate() {
             Some(index) => self.begin(new, index, 0),
             None => return Err(new),
         }
@@ -166,7 +166,7 @@ impl Core {
     /// Begins a command in a free place; it cannot be refused any longer.
     #[inline]
     fn begin(&mut self, new: NewIo, index: u32, pieces: u8) {
-        let token = Token::take(index);
+        let token = Token::of(index);
         let now = self.clock.now_ns;
         let io = &mut self.slab[token.index()];
         *io = Io {
@@ -191,8 +191,8 @@ impl Core {
                     .store(u64::from(lane.in_flight), Relaxed);
                 let io = &mut self.slab[token.index()];
                 // Some commands may be recovered ones.
-                let may_begin = match self.carried.any() {
-                    true => self.qos.admit_carried(io, &self.carried),
+                let may_begin = match self.recovered.any() {
+                    true => self.qos.admit_recovered(io, &self.recovered),
                     false => self.qos.admit_op(new.lane, &new.op),
                 };
                 if !may_begin {
@@ -210,7 +210,7 @@ impl Core {
                     buffer: io.buffer.take(),
                     ..new
                 };
-                self.machines.let_go(token.index());
+                self.vms.let_go(token.index());
                 self.slab.give_back(token);
                 self.refuse(new, Status::INVALID_NAMESPACE_OR_FORMAT);
             }
@@ -228,13 +228,13 @@ impl Core {
             started_ns: self.clock.now_ns,
         };
         self.give_back(done, new.record);
-        self.carried.refused(new.record);
+        self.recovered.refused(new.record);
     }
 
     #[inline]
     fn begin_admitted(&mut self, token: Token) {
-        if self.carried.any() {
-            self.begin_beside_carried(token);
+        if self.recovered.any() {
+            self.begin_beside_recovered(token);
         } else {
             self.dispatch(token);
         }
@@ -253,10 +253,10 @@ impl Core {
     /// Returns a command to its frontend, but keeps a VM's buffer.
     #[inline]
     fn give_back(&mut self, mut done: DoneIo, record: CommandRef) {
-        if record.is_machine()
+        if record.is_vm()
             && let Some(buffer) = done.buffer.take()
         {
-            self.staging.give(buffer);
+            self.staging.release(buffer);
         }
         self.ended.push(done);
     }
@@ -272,7 +272,7 @@ impl Core {
     }
 
     fn finish(&mut self, mut token: Token) {
-        if self.carried.any() {
+        if self.recovered.any() {
             token = match self.compared(token) {
                 Some(token) => token,
                 None => return,
@@ -282,7 +282,7 @@ impl Core {
         debug_assert_eq!(io.slices, 0, "a command ends when its slices have");
         io.stage = Stage::Free;
         if io.pieces > 0 {
-            self.machines.let_go(token.index());
+            self.vms.let_go(token.index());
         }
         let io = &mut self.slab[token.index()];
         let lane = io.lane;
@@ -352,7 +352,7 @@ impl Core {
         let device = served.config.device;
         self.devices.set(served);
         (self.qos).note_devices(Some(device.0), &self.devices);
-        self.carried.serve(device.0);
+        self.recovered.serve(device.0);
         self.take_up(|_, io| io.stage == Stage::DeviceWait, Self::dispatch);
     }
 

@@ -10,14 +10,14 @@ use forebay_xlate::{DeviceIndex, kill_point};
 impl Core {
     /// A device's fence has passed.
     pub fn fenced(&mut self, device: DeviceIndex) {
-        self.jobs.look_again();
-        self.carried.fence(device);
+        self.jobs.poll_again();
+        self.recovered.fence(device);
     }
 
     /// Ends closed connections' commands that are not at a device.
     #[cold]
     pub(super) fn settle_orphans(&mut self) {
-        let Some(closed) = self.carried.take_closed() else {
+        let Some(closed) = self.recovered.take_closed() else {
             return;
         };
         for io in self.slab.iter_mut() {
@@ -30,19 +30,19 @@ impl Core {
             }
         }
         self.end_late();
-        self.carried.leave(closed, &self.slab, &self.lanes);
+        self.recovered.leave(closed, &self.slab, &self.lanes);
     }
 
     #[cold]
-    pub(super) fn begin_beside_carried(&mut self, token: Token) {
+    pub(super) fn begin_beside_recovered(&mut self, token: Token) {
         let index = token.index() as u32;
         self.blame(Some(index));
         let io = &mut self.slab[token.index()];
-        if self.carried.adopt(index, io, &self.lanes) {
+        if self.recovered.adopt(index, io, &self.lanes) {
             io.deadline_ns = u64::MAX;
             kill_point!("over.waiting");
         } else if matches!(io.op, IoOp::CompareAndWrite { .. }) {
-            self.carried.exclude(index, &self.slab, &self.lanes);
+            self.recovered.exclude(index, &self.slab, &self.lanes);
         }
         self.go_on(token);
     }
@@ -51,8 +51,8 @@ impl Core {
     fn go_on(&mut self, token: Token) {
         let io = &mut self.slab[token.index()];
         let index = token.index() as u32;
-        if io.status == Status::SUCCESS && self.carried.must_wait(index, io, &self.lanes) {
-            (self.waits).push(token, Stage::CarriedWait, &mut self.slab, &self.clock);
+        if io.status == Status::SUCCESS && self.recovered.must_wait(index, io, &self.lanes) {
+            (self.waits).push(token, Stage::RecoveryWait, &mut self.slab, &self.clock);
             return;
         }
         if io.deadline_ns == u64::MAX {
@@ -63,13 +63,13 @@ impl Core {
 
     /// Continues waiting commands at the end of a turn.
     #[cold]
-    pub(super) fn advance_carried(&mut self) {
+    pub(super) fn advance_recovered(&mut self) {
         self.settle_orphans();
-        if self.carried.begin_look() {
-            let may_go_on = |core: &Self, io: &Io| core.carried.may_go_on(io, &core.lanes);
+        if self.recovered.begin_check() {
+            let may_go_on = |core: &Self, io: &Io| core.recovered.may_go_on(io, &core.lanes);
             self.take_up(may_go_on, Self::go_on);
-            self.carried.end_look();
+            self.recovered.end_check();
         }
-        self.carried.end_turn(self.fused.any());
+        self.recovered.end_turn(self.fused.any());
     }
 }

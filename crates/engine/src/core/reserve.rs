@@ -44,7 +44,7 @@ impl Drain {
                 .filter(|(_, io)| io.stage != Stage::Free && chosen(&io.owner, &io.op, io.lane))
                 .map(|(index, io)| (index, io.generation))
                 .collect(),
-            spans_before: core.carried.next_number(),
+            spans_before: core.recovered.next_number(),
         }
     }
 
@@ -54,6 +54,6 @@ impl Drain {
             let io = &core.slab[*index as usize];
             io.stage != Stage::Free && io.generation == *generation
         });
-        self.commands.is_empty() && !core.carried.has(self.volume, self.spans_before)
+        self.commands.is_empty() && !core.recovered.has(self.volume, self.spans_before)
     }
 }

@@ -18,7 +18,7 @@ pub(super) const LIVELY_NS: u64 = 1_000_000;
 impl Core {
     /// Handles completions; true if any.
     pub fn reap(&mut self) -> bool {
-        let mut any = self.away.out > 0 && self.take_answers();
+        let mut any = self.offload.out > 0 && self.take_answers();
         if !self.devices.ring.has_completions() {
             return any;
         }
@@ -37,10 +37,10 @@ impl Core {
                             self.slice_ended(at, result);
                         }
                     }
-                    kind::AWAY => {
+                    kind::REMOTE => {
                         let now = (self.slices.in_flight(), self.clock.now_ns);
                         let record = self.records.reactor;
-                        (self.away).completed(at, result, &mut self.devices, record, now);
+                        (self.offload).completed(at, result, &mut self.devices, record, now);
                     }
                     kind::FLUSH => {
                         self.blame(None);
@@ -72,14 +72,14 @@ impl Core {
     }
 
     /// Ends a turn: retries operations, enters the ring.
-    pub fn submit(&mut self) -> bool {
+    pub fn end_turn(&mut self) -> bool {
         self.blame(None);
-        self.machines.turn();
-        if self.away.spreads() {
-            self.away.turn(self.clock.now_ns);
+        self.vms.turn();
+        if self.offload.spreads() {
+            self.offload.turn(self.clock.now_ns);
         }
-        if self.carried.any() {
-            self.advance_carried();
+        if self.recovered.any() {
+            self.advance_recovered();
             self.blame(None);
         }
         let mut admitted = false;
@@ -89,8 +89,8 @@ impl Core {
         let again = self.try_again();
         self.advance_jobs();
         self.devices.enter();
-        if self.away.has_peers() {
-            self.away.tell_others();
+        if self.offload.has_peers() {
+            self.offload.ring_others();
         }
         again || admitted
     }
@@ -103,7 +103,7 @@ impl Core {
                 let index = self.slices.again.swap_remove(0) as usize;
                 let io = self.slices.get(index).map(|slice| slice.io);
                 self.blame(io);
-                if let Some(result) = self.slices.submit_again(index, &mut self.devices) {
+                if let Some(result) = self.slices.queue_again(index, &mut self.devices) {
                     self.slice_ended(index, result);
                 }
             }
@@ -111,7 +111,7 @@ impl Core {
             for i in waiting.drain(..) {
                 self.slab[i as usize].stage = Stage::Moving;
                 self.blame(Some(i));
-                self.dispatch(Token::take(i));
+                self.dispatch(Token::of(i));
             }
             self.waits.spare = waiting;
             self.blame(None);
@@ -137,9 +137,9 @@ impl Core {
         self.blame(None);
         self.clock.stamp();
         let now_ns = self.clock.now_ns;
-        if self.away.spreads() && self.away.begin_turn(now_ns) {
+        if self.offload.spreads() && self.offload.begin_turn(now_ns) {
             // The idle reactors may have changed.
-            self.qos.set_processors(self.away.look(now_ns));
+            self.qos.set_processors(self.offload.check(now_ns));
         }
         self.qos
             .begin_turn(now_ns, self.records.reactor, &self.region);
@@ -150,7 +150,7 @@ impl Core {
     #[inline]
     pub fn is_idle(&mut self) {
         self.qos.is_idle(&self.region);
-        self.away.is_idle();
+        self.offload.is_idle();
     }
 
     /// Whether anything must be retried without an event.
@@ -162,20 +162,20 @@ impl Core {
             || !self.upcalls.is_empty()
             || self.qos.has_ready()
             || self.jobs.must_turn()
-            || self.carried.must_turn()
-            || self.away.must_turn()
+            || self.recovered.must_turn()
+            || self.offload.must_turn()
     }
 
     /// Whether enough operations end fast to sleep at once.
     #[inline]
     pub fn waits_for_devices(&self) -> bool {
-        self.away.at_devices(self.slices.in_flight()) >= SLEEP_SLICES
+        self.offload.at_devices(self.slices.in_flight()) >= SLEEP_SLICES
             && self.clock.now_ns.saturating_sub(self.devices.ended_ns) < LIVELY_NS
     }
 
     /// Sleeps until a completion, readiness of `epoll`, or the time limit.
     pub fn sleep(&mut self, epoll: impl std::os::fd::AsFd, limit: std::time::Duration) {
-        self.away.rests(self.clock.now_ns);
+        self.offload.rests(self.clock.now_ns);
         self.devices.sleep(epoll, limit);
         self.clock.stamp();
         self.qos.woke(self.clock.now_ns);

@@ -74,7 +74,7 @@ impl Core {
             let io = &mut self.slab[i as usize];
             io.stage = Stage::Moving;
             self.blame(Some(i));
-            then(self, Token::take(i));
+            then(self, Token::of(i));
         }
         self.waits.spare = chosen;
     }
@@ -193,14 +193,14 @@ impl Core {
                 if io.stage == Stage::Flushing && io.deadline_ns <= heard_ns {
                     io.flushes = 0;
                     self.flusher.forget(index);
-                    self.fail(Token::take(index), Status::COMMAND_INTERRUPTED);
+                    self.fail(Token::of(index), Status::COMMAND_INTERRUPTED);
                 }
             }
         }
         (self.qos).take_overdue(&mut self.slab, heard_ns, &mut late);
         for index in late.drain(..) {
             (self.qos).waited(&mut self.slab[index as usize], &self.lanes, now_ns);
-            self.fail(Token::take(index), Status::COMMAND_INTERRUPTED);
+            self.fail(Token::of(index), Status::COMMAND_INTERRUPTED);
         }
         self.waits.spare = late;
         (self.waits).ask_of_releases(&mut self.slab, heard_ns, &mut self.upcalls);

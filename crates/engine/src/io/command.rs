@@ -50,14 +50,14 @@ pub struct CommandRef(u32);
 impl CommandRef {
     /// A VM's command; its record is in the VM's state file.
     #[inline]
-    pub const fn machine(lane: u32, slot: u16) -> Self {
-        Self(Blame::machine(lane, slot) as u32)
+    pub const fn vm(lane: u32, slot: u16) -> Self {
+        Self(Blame::vm(lane, slot) as u32)
     }
 
     /// Whether it is a VM's command.
     #[inline]
-    pub const fn is_machine(self) -> bool {
-        Blame::machine_of_word(self.0 as u64).is_some()
+    pub const fn is_vm(self) -> bool {
+        Blame::vm_of_word(self.0 as u64).is_some()
     }
 
     /// A queue's command.
@@ -75,15 +75,15 @@ impl CommandRef {
     /// Queue slot; `None` for a VM's command.
     #[inline]
     pub const fn queue(self) -> Option<u32> {
-        match self.is_machine() {
+        match self.is_vm() {
             true => None,
             false => Some((self.place() / MAX_QUEUE_ENTRIES) as u32),
         }
     }
 
     /// Lane of a VM's command.
-    pub const fn machine_lane(self) -> Option<LaneIndex> {
-        match Blame::machine_of_word(self.0 as u64) {
+    pub const fn vm_lane(self) -> Option<LaneIndex> {
+        match Blame::vm_of_word(self.0 as u64) {
             Some((lane, _)) => Some(LaneIndex(lane)),
             None => None,
         }
@@ -153,7 +153,7 @@ pub enum IoOp {
 }
 
 impl IoOp {
-    /// A flush may be the first half of a read (`core::Core::keeps_machines_from_writing`).
+    /// A flush may be the first half of a read (`core::Core::keeps_vms_from_writing`).
     pub(crate) fn is_let_by(&self, access: &Access) -> bool {
         match self {
             Self::Read { .. } | Self::Compare { .. } => access.read,
@@ -255,7 +255,7 @@ pub(crate) enum Stage {
     Parked(Parked),
     DeviceWait,
     /// An older overlapping operation may still be at a device.
-    CarriedWait,
+    RecoveryWait,
     RingWait,
     /// The lane has its maximum of slices.
     SliceWait,
@@ -291,7 +291,7 @@ pub(crate) struct Io {
     pub link: u32,
     /// Stale answers are ignored.
     pub generation: u32,
-    /// Entries of its list ([`crate::io::machine`]).
+    /// Entries of its list ([`crate::io::vm`]).
     pub pieces: u8,
     /// Entries before this one are submitted.
     pub piece_at: u8,
@@ -334,7 +334,7 @@ impl Io {
 pub(crate) struct Token(u32);
 
 impl Token {
-    pub(crate) fn take(index: u32) -> Self {
+    pub(crate) fn of(index: u32) -> Self {
         Token(index)
     }
 

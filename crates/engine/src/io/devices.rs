@@ -20,7 +20,7 @@ pub(crate) mod kind {
     pub(crate) const FLUSH: u64 = 2;
     pub(crate) const JOB: u64 = 3;
     pub(crate) const WAKE: u64 = 4;
-    pub(crate) const AWAY: u64 = 5;
+    pub(crate) const REMOTE: u64 = 5;
     pub(crate) const SHIFT: u32 = 56;
 }
 
@@ -97,7 +97,7 @@ impl DeviceRing {
     }
 
     #[inline]
-    pub(crate) fn submit(
+    pub(crate) fn queue(
         &mut self,
         device: u8,
         op: &mut Op,
@@ -106,7 +106,7 @@ impl DeviceRing {
     ) -> Option<Submitted> {
         let served = self.served[usize::from(device)].as_ref()?;
         let data = kind << kind::SHIFT | at;
-        Some(served.device.submit(&mut self.ring, op, data))
+        Some(served.device.queue(&mut self.ring, op, data))
     }
 
     #[inline]

@@ -83,7 +83,7 @@ impl Flusher {
 
     fn run(&mut self, device: u8, devices: &mut DeviceRing) -> Option<Result<(), Errno>> {
         let mut op = Op::flush();
-        let submitted = devices.submit(device, &mut op, kind::FLUSH, u64::from(device))?;
+        let submitted = devices.queue(device, &mut op, kind::FLUSH, u64::from(device))?;
         let flush = &mut self.devices[usize::from(device)];
         match submitted {
             Submitted::Queued => flush.running = Running::Yes(op),

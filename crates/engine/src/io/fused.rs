@@ -8,7 +8,7 @@
 //!
 //! No other write may come between compare and answer, because a successor repeats a passed,
 //! unanswered write. So a compare-and-write waits for overlapping commands in flight, and younger
-//! ones wait for its answer ([`crate::recovery::Carried::pair_answered`]). With FUA on the Compare,
+//! ones wait for its answer ([`crate::recovery::RecoveredIo::pair_answered`]). With FUA on the Compare,
 //! older data is first flushed and committed; a successor starts that again. **Not here:**
 //! recognizing pairs, and their answers (`nvme_tcp::fused`).
 
@@ -115,7 +115,7 @@ impl Fused {
             return Judged::More;
         }
         if let Some(scratch) = std::mem::replace(&mut io.buffer, comparing.from_host.take()) {
-            staging.give(scratch);
+            staging.release(scratch);
         }
         if !more {
             self.count -= 1;

@@ -33,7 +33,7 @@ struct Active {
 pub struct Jobs {
     pub(crate) queue: VecDeque<(u64, Job)>,
     /// Something changed since the last pass.
-    look: bool,
+    check: bool,
     active: [Option<Active>; MAX_ACTIVE],
     /// Number of active jobs.
     count: usize,
@@ -43,7 +43,7 @@ impl Jobs {
     pub(crate) fn new() -> Self {
         Self {
             queue: VecDeque::new(),
-            look: false,
+            check: false,
             active: Default::default(),
             count: 0,
         }
@@ -59,12 +59,12 @@ impl Jobs {
         !self.queue.is_empty() || self.count > 0
     }
 
-    pub(crate) fn look_again(&mut self) {
-        self.look = true;
+    pub(crate) fn poll_again(&mut self) {
+        self.check = true;
     }
 
     pub(crate) fn must_turn(&self) -> bool {
-        self.look && !self.queue.is_empty()
+        self.check && !self.queue.is_empty()
     }
 
     fn place(&self, device: DeviceIndex) -> Option<usize> {
@@ -78,18 +78,18 @@ impl Jobs {
 
     pub fn start(&mut self, job: u64, work: Job) {
         self.queue.push_back((job, work));
-        self.look = true;
+        self.check = true;
     }
 
     pub(crate) fn take_queued(&mut self) -> usize {
-        match std::mem::take(&mut self.look) {
+        match std::mem::take(&mut self.check) {
             true => self.queue.len(),
             false => 0,
         }
     }
 
     /// False if the device has enough to do.
-    pub(crate) fn launder(
+    pub(crate) fn zero_fill(
         &mut self,
         job: u64,
         config: &DeviceConfig,
@@ -147,7 +147,7 @@ impl Jobs {
             let Some(op) = active.op.as_mut() else {
                 return;
             };
-            match devices.submit(active.device, op, kind::JOB, place as u64) {
+            match devices.queue(active.device, op, kind::JOB, place as u64) {
                 Some(Submitted::Queued) => active.at_device = true,
                 Some(Submitted::RingFull) | None => return,
                 Some(Submitted::Done(Ok(()))) => active.op = None,
@@ -162,7 +162,7 @@ impl Jobs {
     fn end(&mut self, place: usize, error: Option<Errno>, upcalls: &mut VecDeque<Upcall>) {
         if let Some(active) = self.active[place].take() {
             self.count -= 1;
-            self.look = true;
+            self.check = true;
             upcalls.push_back(Upcall::JobDone {
                 job: active.job,
                 error,

@@ -89,26 +89,26 @@ impl Lanes {
         }
     }
 
-    pub fn set_figures(&mut self, volume: VolumeId, figures: VolumeStatistics) {
+    pub fn set_statistics(&mut self, volume: VolumeId, statistics: VolumeStatistics) {
         for lane in self.of_volume(volume) {
-            lane.figures = figures;
+            lane.statistics = statistics;
         }
     }
 
     /// Whether a host's reservation forbids this to VMs.
     #[inline]
-    pub(crate) fn keeps_machines_from(&self, lane: LaneIndex, op: &IoOp) -> bool {
+    pub(crate) fn keeps_vms_from(&self, lane: LaneIndex, op: &IoOp) -> bool {
         match self.get(lane) {
-            Some(lane) if lane.machines_may != Access::ALL => !op.is_let_by(&lane.machines_may),
+            Some(lane) if lane.vm_access != Access::ALL => !op.is_let_by(&lane.vm_access),
             _ => false,
         }
     }
 
     /// By a host's reservation, which also forbids a guest's own flush (Base 2.0, 8.19.1).
-    /// [`crate::core::Core::start_machine`] cannot check flushes: they may be the first half of a
+    /// [`crate::core::Core::start_vm_io`] cannot check flushes: they may be the first half of a
     /// read, or a shutdown's.
-    pub(crate) fn keeps_machines_from_writing(&self, lane: LaneIndex) -> bool {
-        self.get(lane).is_some_and(|lane| !lane.machines_may.write)
+    pub(crate) fn keeps_vms_from_writing(&self, lane: LaneIndex) -> bool {
+        self.get(lane).is_some_and(|lane| !lane.vm_access.write)
     }
 
     #[inline]

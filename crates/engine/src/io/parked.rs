@@ -155,7 +155,7 @@ impl ParkedTable {
             record.ops[io.op.kind() as usize].times[TimesOf::Translating as usize]
                 .record(waited_ns);
         }
-        Token::take(index)
+        Token::of(index)
     }
 
     pub(crate) fn take_late(&mut self, slab: &mut Slab, now_ns: u64, late: &mut Vec<u32>) {

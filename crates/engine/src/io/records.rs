@@ -36,7 +36,7 @@ impl Records {
 
     /// A compare-and-write has compared; only its write is left.
     pub(crate) fn passes(&self, command: CommandRef) {
-        if !command.is_machine() {
+        if !command.is_vm() {
             self.commands[command.place()].pass();
         }
     }
@@ -44,7 +44,7 @@ impl Records {
     /// A successor must expect the command at this device.
     #[inline]
     pub(crate) fn submits(&self, command: CommandRef, device: u8) {
-        if !command.is_machine() {
+        if !command.is_vm() {
             self.commands[command.place()].submit_to(device);
         }
     }

@@ -22,7 +22,7 @@ impl Slab {
     }
 
     #[inline]
-    pub(crate) fn take_free(&mut self) -> Option<u32> {
+    pub(crate) fn allocate(&mut self) -> Option<u32> {
         self.free.pop()
     }
 

@@ -2,7 +2,7 @@
 //!
 //! **Design.** The ring names a slice by its fixed place. Slices are numbered as they begin: a
 //! revoke waits for overlapping ones below a number. **Not here:** how slices are made
-//! ([`crate::io::submit`]).
+//! ([`crate::io::queue`]).
 
 use crate::io::devices::{DeviceRing, kind};
 use crate::upcall::Upcall;
@@ -20,7 +20,7 @@ pub(crate) struct Slice {
     pub(crate) device: u8,
     pub(crate) bounced: bool,
     /// Carried out by another reactor ([`crate::offload`]).
-    pub(crate) away: bool,
+    pub(crate) remote: bool,
     /// 0 unless its delay is measured ([`crate::qos`]).
     pub(crate) begun_ns: u64,
     pub(crate) op: Op,
@@ -105,19 +105,19 @@ impl Slices {
             Finish::Failed(errno) => Some(Err(errno)),
             Finish::Again(op) => {
                 slice.op = op;
-                self.submit_again(index, devices)
+                self.queue_again(index, devices)
             }
         }
     }
 
     /// Submits the rest. Returns the result if it ended at once.
-    pub(crate) fn submit_again(
+    pub(crate) fn queue_again(
         &mut self,
         index: usize,
         devices: &mut DeviceRing,
     ) -> Option<Result<(), Errno>> {
         let slice = self.table[index].as_mut()?;
-        match devices.submit(slice.device, &mut slice.op, kind::SLICE, index as u64)? {
+        match devices.queue(slice.device, &mut slice.op, kind::SLICE, index as u64)? {
             Submitted::Queued => {}
             Submitted::Done(result) => return Some(result),
             Submitted::RingFull => self.again.push(index as u32),

@@ -173,9 +173,9 @@ struct Class {
 
 impl Class {
     #[inline]
-    fn take(&mut self) -> Option<u32> {
+    fn allocate(&mut self) -> Option<u32> {
         let index = self.warm.pop().or_else(|| self.cold.pop())?;
-        self.used.take();
+        self.used.acquire();
         Some(index)
     }
 
@@ -258,6 +258,7 @@ impl Staging {
     }
 
     #[cfg(test)]
+    /// Maps the memory for the first buffers. Errors: the kernel refuses it.
     pub fn new() -> std::io::Result<Self> {
         let reactor = Memory::create()?.reactor(0);
         let reactor = reactor.ok_or_else(|| std::io::Error::other("taken"))?;
@@ -266,10 +267,10 @@ impl Staging {
 
     /// A buffer with undefined contents; `None` if none is free, or above [`MAX_TRANSFER_BYTES`].
     #[inline]
-    pub fn take(&mut self, len_bytes: u32) -> Option<StagingBuffer> {
+    pub fn allocate(&mut self, len_bytes: u32) -> Option<StagingBuffer> {
         for (number, class) in (0u8..).zip(&mut self.classes) {
             if class.size_bytes >= len_bytes
-                && let Some(index) = class.take()
+                && let Some(index) = class.allocate()
             {
                 self.out += 1;
                 let at = index as usize * class.size_bytes as usize;
@@ -291,12 +292,12 @@ impl Staging {
 
     /// Takes a buffer back.
     #[inline]
-    pub fn give(&mut self, buffer: StagingBuffer) {
+    pub fn release(&mut self, buffer: StagingBuffer) {
         match self.classes.get_mut(usize::from(buffer.class())) {
             Some(class) => {
                 self.out -= 1;
                 let at = buffer.reference().offset_bytes - class.offset_bytes;
-                class.used.give();
+                class.used.release();
                 class
                     .warm
                     .push((at >> class.size_bytes.trailing_zeros()) as u32);
@@ -358,7 +359,7 @@ impl Staging {
         let mut held = Held::default();
         for (at, class) in self.classes.iter_mut().enumerate() {
             let own = tiers::own(at, lanes);
-            if let Some(keep) = class.used.look(own) {
+            if let Some(keep) = class.used.poll(own) {
                 class.cool(keep as usize);
             }
             let present = class.warm.len() as u64 + u64::from(class.used.out());
@@ -380,12 +381,12 @@ mod tests {
     fn buffers_are_distinct_and_come_back() {
         let mut s = Staging::new().unwrap();
         let mut all = Vec::new();
-        while let Some(mut b) = s.take(MAX_TRANSFER_BYTES) {
+        while let Some(mut b) = s.allocate(MAX_TRANSFER_BYTES) {
             b.as_mut_slice()[0] = all.len() as u8;
             all.push(b);
         }
         assert_eq!(all.len(), 64);
-        assert!(s.take(MAX_TRANSFER_BYTES + 1).is_none());
+        assert!(s.allocate(MAX_TRANSFER_BYTES + 1).is_none());
         assert!(
             all.iter()
                 .enumerate()
@@ -393,11 +394,11 @@ mod tests {
         );
         assert!(all[0].part(MAX_TRANSFER_BYTES - 4096, 4096).is_some());
         assert!(all[0].part(MAX_TRANSFER_BYTES - 4096, 4097).is_none());
-        let small = s.take(1).unwrap();
+        let small = s.allocate(1).unwrap();
         assert_eq!(small.ptr.as_ptr() as usize % 4096, 0);
-        s.give(small);
+        s.release(small);
         for b in all {
-            s.give(b);
+            s.release(b);
         }
         assert_eq!(s.out(), 0);
         let mut steps = 1;
@@ -405,9 +406,9 @@ mod tests {
             steps += 1;
         }
         assert_eq!(steps, 33, "one of 4 KiB, 32 MiB by 1 MiB");
-        let b = s.take(MAX_TRANSFER_BYTES).unwrap();
+        let b = s.allocate(MAX_TRANSFER_BYTES).unwrap();
         assert_eq!(b.as_slice()[0], 0, "trimmed memory comes back empty");
-        s.give(b);
+        s.release(b);
     }
 
     #[test]
@@ -416,7 +417,7 @@ mod tests {
         let used_bytes = || rustix::fs::fstat(memory.fd()).unwrap().st_blocks as u64 * 512;
         let mut s = Staging::over(memory.reactor(0).unwrap().staging);
         let touch = |s: &mut Staging, len: u32| {
-            let mut buffer = s.take(len).unwrap();
+            let mut buffer = s.allocate(len).unwrap();
             buffer.as_mut_slice().fill(7);
             buffer
         };
@@ -432,7 +433,7 @@ mod tests {
             let mut burst: Vec<_> = (0..count).map(|_| touch(&mut s, 4096)).collect();
             burst.extend((0..count / 5).map(|_| touch(&mut s, 128 << 10)));
             for buffer in burst {
-                s.give(buffer);
+                s.release(buffer);
             }
             let tiers = s.settle(lanes);
             assert_eq!(
@@ -442,19 +443,19 @@ mod tests {
             );
         }
         assert!(used_bytes() >= before + (500 << 12) + (100 << 17));
-        let mut looks = 0;
+        let mut polls = 0;
         while s.settle(lanes).borrowed_bytes > 0 {
-            looks += 1;
-            assert!(looks < 200, "what was borrowed doesn't return");
+            polls += 1;
+            assert!(polls < 200, "what was borrowed doesn't return");
         }
-        assert!(looks as u32 >= tiers::BURST_OVER, "a pause is no end");
+        assert!(polls as u32 >= tiers::BURST_OVER, "a pause is no end");
         assert_eq!(s.settle(lanes).own_bytes, (16 << 12) + (2 << 17));
         assert!(used_bytes() <= before + (2 << 17), "{}", used_bytes());
         assert!(steady.iter().all(|b| b.as_slice() == [7; 4096]));
-        let again: Vec<_> = (0..500).map(|_| s.take(4096).unwrap()).collect();
+        let again: Vec<_> = (0..500).map(|_| s.allocate(4096).unwrap()).collect();
         assert!(again.iter().all(|b| b.as_slice() == [0; 4096]));
         for buffer in again.into_iter().chain(steady) {
-            s.give(buffer);
+            s.release(buffer);
         }
         while s.trim() {}
         assert_eq!((s.settle(lanes), s.left()), (Held::default(), ALL));
@@ -468,7 +469,7 @@ mod tests {
         let mut inherited = StagingBuffer::inherited(memory, 5000).unwrap();
         let mut all: Vec<StagingBuffer> = [1, 4096, 5000, 100_000, MAX_TRANSFER_BYTES]
             .iter()
-            .flat_map(|len| [s.take(*len).unwrap(), s.take(*len).unwrap()])
+            .flat_map(|len| [s.allocate(*len).unwrap(), s.allocate(*len).unwrap()])
             .collect();
         for (i, buffer) in (1..).zip(all.iter_mut().chain([&mut inherited])) {
             buffer.as_mut_slice().fill(i);
@@ -481,9 +482,9 @@ mod tests {
         }
         let at = inherited.reference().offset_bytes;
         for buffer in all {
-            s.give(buffer);
+            s.release(buffer);
         }
-        s.give(inherited);
+        s.release(inherited);
         let mut first = [1];
         old.read(at, &mut first).unwrap();
         assert_eq!((first, s.out(), s.left()), ([0], 0, ALL));
@@ -502,9 +503,9 @@ mod tests {
         let mut bytes = vec![1; zeros.len()];
         (old.read(zeros.reference().offset_bytes, &mut bytes)).unwrap();
         assert!(bytes == zeros.as_slice() && bytes.iter().all(|b| *b == 0));
-        s.give(zeros);
+        s.release(zeros);
         assert_eq!(more.as_slice(), [0; 4096]);
-        s.give(more);
+        s.release(more);
         assert_eq!((s.out(), s.left()), (0, ALL));
     }
 }

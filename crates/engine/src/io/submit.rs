@@ -6,12 +6,12 @@
 
 use crate::io::command::{Io, IoOp, Stage};
 use crate::io::devices::{DeviceRing, kind};
-use crate::io::machine::VmCommands;
 use crate::io::records::Records;
 use crate::io::slice::{Slice, Slices};
 use crate::io::staging::Staging;
+use crate::io::vm::VmCommands;
 use crate::lane::Lane;
-use crate::offload::Away;
+use crate::offload::Offload;
 use crate::qos::Qos;
 use forebay_device::{Errno, Op, Submitted};
 use forebay_nvme::Status;
@@ -96,8 +96,8 @@ pub(crate) struct Submission<'a> {
     pub(crate) lane: &'a mut Lane,
     pub(crate) devices: &'a mut DeviceRing,
     pub(crate) slices: &'a mut Slices,
-    pub(crate) away: &'a mut Away,
-    pub(crate) machines: &'a mut VmCommands,
+    pub(crate) offload: &'a mut Offload,
+    pub(crate) vms: &'a mut VmCommands,
     pub(crate) staging: &'a mut Staging,
     pub(crate) qos: &'a mut Qos,
     pub(crate) records: &'a Records,
@@ -134,12 +134,12 @@ impl Io {
             return false;
         };
         let Some(own) = (self.buffer.as_mut()).filter(|own| own.len() == zeros.len()) else {
-            staging.give(zeros);
+            staging.release(zeros);
             return false;
         };
         // The connection's buffer accounting must not change.
         zeros.counts_as(own);
-        staging.give(std::mem::replace(own, zeros));
+        staging.release(std::mem::replace(own, zeros));
         self.cursor = u64::from(len);
         true
     }
@@ -199,9 +199,9 @@ impl Submission<'_> {
         if let Some(buffer) = io.buffer.as_mut() {
             let from = io.cursor as usize;
             buffer.as_mut_slice()[from..from + n as usize].fill(0);
-        } else if self.machines.moved_enough(io.lane) {
+        } else if self.vms.moved_enough(io.lane) {
             return Some(Next::Wait(Stage::RingWait));
-        } else if !self.machines.zero(self.index, io, n as u32) {
+        } else if !self.vms.zero(self.index, io, n as u32) {
             io.status = Status::INTERNAL_ERROR;
             return None;
         }
@@ -275,14 +275,17 @@ impl Submission<'_> {
         let Some(index) = self.slices.free.pop() else {
             return Put::NoSlice;
         };
-        if self.away.is_helped()
+        if self.offload.is_helped()
             && let Some(helper) = self.helper()
         {
             let same = std::sync::Arc::as_ptr(&served.device).addr();
             let mut slice = self.begin_slice(device, op, span, true);
             let blame = self.io.record.blame();
-            if self.away.hand_over(helper, index, &mut slice, same, blame) {
-                self.lane.away += 1;
+            if self
+                .offload
+                .hand_over(helper, index, &mut slice, same, blame)
+            {
+                self.lane.remote += 1;
                 bump(&self.records.reactor.handed_over, 1);
             } else {
                 // The list has capacity for all slices.
@@ -291,23 +294,23 @@ impl Submission<'_> {
             self.slices.put(index, slice);
             return Put::Ok;
         }
-        match (self.devices).submit(device, &mut op, kind::SLICE, u64::from(index)) {
+        match (self.devices).queue(device, &mut op, kind::SLICE, u64::from(index)) {
             Some(Submitted::Queued) => {
                 // A slice that was done at once cannot end late.
                 let slice = self.begin_slice(device, op, span, false);
                 self.slices.put(index, slice);
-                self.away.began(false);
+                self.offload.began(false);
                 kill_point!("core.put");
-                let at_devices = self.away.at_devices(self.slices.in_flight());
+                let at_devices = self.offload.at_devices(self.slices.in_flight());
                 self.devices.feed(at_devices);
                 Put::Ok
             }
             Some(Submitted::Done(result)) => {
                 self.slices.free.push(index);
-                if self.away.spreads() {
-                    self.away.began(true);
+                if self.offload.spreads() {
+                    self.offload.began(true);
                     // Zero: its bytes are counted elsewhere.
-                    self.machines.moves(self.io.lane, 0);
+                    self.vms.moves(self.io.lane, 0);
                 }
                 match result {
                     Ok(()) => Put::Ok,
@@ -331,14 +334,15 @@ impl Submission<'_> {
     #[cold]
     #[inline(never)]
     fn helper(&self) -> Option<usize> {
-        let moved_any = self.machines.moved_any(self.lane.index);
+        let moved_any = self.vms.moved_any(self.lane.index);
         let waits = self.qos.waits_for_processor(self.lane.index);
         // The next slice has its place already.
         let in_flight = self.slices.in_flight();
-        self.away.helper(self.lane, 1, in_flight, moved_any, waits)
+        self.offload
+            .helper(self.lane, 1, in_flight, moved_any, waits)
     }
 
-    fn begin_slice(&mut self, device: u8, op: Op, span: SliceSpan, away: bool) -> Slice {
+    fn begin_slice(&mut self, device: u8, op: Op, span: SliceSpan, offload: bool) -> Slice {
         // A successor must expect it at the device once the ring is entered.
         self.records.submits(self.io.record, device);
         let span = SliceSpan {
@@ -351,8 +355,8 @@ impl Submission<'_> {
             io: self.index as u32,
             device,
             bounced: false,
-            away: false,
-            begun_ns: self.qos.slice_begins(device, &op, away),
+            remote: false,
+            begun_ns: self.qos.slice_begins(device, &op, offload),
             op,
             span,
         }

@@ -81,7 +81,7 @@ impl Handshake {
     }
 
     /// Number of bytes up to the end of the present PDU.
-    pub(super) fn looked_at(&self) -> usize {
+    pub(super) fn examined(&self) -> usize {
         self.passed + self.bytes.len()
     }
 

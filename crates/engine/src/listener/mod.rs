@@ -242,7 +242,7 @@ impl Listener {
                 }
             }
         }
-        self.tell_refused(out);
+        self.report_refused(out);
         for (at, listener) in self.listeners.iter_mut().enumerate() {
             if let Some(listener) = listener.as_mut().filter(|l| l.muted) {
                 let again = epoll::modify(
@@ -389,7 +389,7 @@ impl Listener {
         // If these bytes kill this engine, its successor will not look at them.
         self.region
             .header()
-            .newcomer
+            .handshake
             .store(handshake.socket, Release);
         let was_leaving = handshake.leaving();
         let step = handshake.advance(&self.associations, exports, self.now_ns);
@@ -419,7 +419,7 @@ impl Listener {
                     } = *welcome;
                     let connection = NewConnection {
                         socket: handshake.socket,
-                        consumed: handshake.looked_at(),
+                        consumed: handshake.examined(),
                         said: IC_BYTES,
                         params: handshake.params,
                         local: handshake.local,
@@ -433,12 +433,12 @@ impl Listener {
                 }
             }
         }
-        self.region.header().newcomer.store(0, Release);
-        self.tell_refused(out);
+        self.region.header().handshake.store(0, Release);
+        self.report_refused(out);
     }
 
-    fn tell_refused(&mut self, out: &mut dyn Outside) {
-        if let Some((newest, count)) = self.refusals.take(self.now_ns) {
+    fn report_refused(&mut self, out: &mut dyn Outside) {
+        if let Some((newest, count)) = self.refusals.next_report(self.now_ns) {
             out.refused(newest, count);
         }
     }

@@ -14,7 +14,7 @@ pub(crate) struct RefusedHost {
 pub(super) struct Refusals {
     newest: Option<RefusedHost>,
     count: u32,
-    told_ns: Option<u64>,
+    reported_ns: Option<u64>,
 }
 
 impl Refusals {
@@ -24,12 +24,12 @@ impl Refusals {
     }
 
     /// The newest unreported host and the number of refusals, if a report is due.
-    pub(super) fn take(&mut self, now_ns: u64) -> Option<(RefusedHost, u32)> {
+    pub(super) fn next_report(&mut self, now_ns: u64) -> Option<(RefusedHost, u32)> {
         let waited = self
-            .told_ns
-            .is_none_or(|told| now_ns >= told.saturating_add(INTERVAL_NS));
+            .reported_ns
+            .is_none_or(|reported| now_ns >= reported.saturating_add(INTERVAL_NS));
         let newest = self.newest.take_if(|_| waited)?;
-        self.told_ns = Some(now_ns);
+        self.reported_ns = Some(now_ns);
         Some((newest, std::mem::take(&mut self.count)))
     }
 }
@@ -46,17 +46,17 @@ mod tests {
             why: "",
         };
         let mut all = Refusals::default();
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         for n in 0..300 {
             all.note(refused(n));
-            told.extend(all.take(7 + u64::from(n) * 10_000_000));
+            reported.extend(all.next_report(7 + u64::from(n) * 10_000_000));
         }
-        told.extend(all.take(7 + 2_999_999_999));
+        reported.extend(all.next_report(7 + 2_999_999_999));
         assert_eq!(
-            told,
+            reported,
             [(refused(0), 1), (refused(100), 100), (refused(200), 100)]
         );
-        assert_eq!(all.take(7 + 3_000_000_000), Some((refused(299), 99)));
-        assert_eq!(all.take(u64::MAX), None);
+        assert_eq!(all.next_report(7 + 3_000_000_000), Some((refused(299), 99)));
+        assert_eq!(all.next_report(u64::MAX), None);
     }
 }

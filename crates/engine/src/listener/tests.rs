@@ -266,7 +266,7 @@ fn whoever_is_looked_at_is_named_in_the_region() {
     }
     let number = *out.held.first_key_value().unwrap().0;
     let region = listener.region.clone();
-    let named = || region.header().newcomer.load(Relaxed);
+    let named = || region.header().handshake.load(Relaxed);
     assert_eq!(named(), 0);
     std::io::Write::write_all(&mut socket, &words).unwrap();
     forebay_xlate::kill::arm_here("door.answered", 1);

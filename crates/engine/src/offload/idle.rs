@@ -4,7 +4,7 @@
 //! turn's start. After [`IDLE_NS`] it counts as idle, without waking to report that. Busy reactors
 //! share the idle ones' processors equally. **Not here:** handing over ([`super`]).
 
-use super::Away;
+use super::Offload;
 use forebay_qos::params::{HELP_FROM, HELP_NS, HELP_UNTIL, IDLE_NS};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -74,12 +74,12 @@ impl Need {
     }
 }
 
-impl Away {
+impl Offload {
     /// Whether to look for idle reactors.
     #[inline]
     pub(crate) fn begin_turn(&mut self, now_ns: u64) -> bool {
         self.need.turn(now_ns);
-        now_ns.saturating_sub(self.looked_ns) >= SAY_NS
+        now_ns.saturating_sub(self.checked_ns) >= SAY_NS
     }
 
     #[inline]
@@ -108,8 +108,8 @@ impl Away {
     }
 
     /// Returns the processors that this reactor has at work.
-    pub(crate) fn look(&mut self, now_ns: u64) -> f32 {
-        self.looked_ns = now_ns;
+    pub(crate) fn check(&mut self, now_ns: u64) -> f32 {
+        self.checked_ns = now_ns;
         let mut idle = 0;
         for peer in &mut self.peers {
             peer.idle = peer.said.is_idle(now_ns);

@@ -33,7 +33,7 @@ pub(crate) const TURN: [usize; 2] = [8, 32];
 /// Bytes in a turn without scheduling, where times are unknown.
 pub(crate) const TURN_BYTES: u64 = 256 << 10;
 
-struct Errand {
+struct RemoteOp {
     slice: u32,
     device: u8,
     same: usize,
@@ -54,20 +54,20 @@ pub(crate) struct RemoteAnswer {
 }
 
 pub struct Peer {
-    errands_out: Producer<Errand>,
+    ops_out: Producer<RemoteOp>,
     answers_in: Consumer<RemoteAnswer>,
-    errands_in: Consumer<Errand>,
+    ops_in: Consumer<RemoteOp>,
     answers_out: Producer<RemoteAnswer>,
     bell: ReactorBell,
     out: usize,
-    tell: bool,
+    report: bool,
     said: Arc<Said>,
     idle: bool,
 }
 
-pub(crate) struct Carrying {
+pub(crate) struct RunningRemoteOp {
     home: usize,
-    errand: Errand,
+    remote_op: RemoteOp,
 }
 
 /// A reactor's rings to all others.
@@ -94,14 +94,14 @@ pub fn links(bells: &[ReactorBell]) -> Vec<Links> {
             let (to_high, at_high) = RingBuffer::new(LINK_ENTRIES);
             let (from_low, answers_of_low) = RingBuffer::new(LINK_ENTRIES);
             let (from_high, answers_of_high) = RingBuffer::new(LINK_ENTRIES);
-            let peer = |errands_out, answers_in, errands_in, answers_out, other: usize| Peer {
-                errands_out,
+            let peer = |ops_out, answers_in, ops_in, answers_out, other: usize| Peer {
+                ops_out,
                 answers_in,
-                errands_in,
+                ops_in,
                 answers_out,
                 bell: bells[other].clone(),
                 out: 0,
-                tell: false,
+                report: false,
                 said: said[other].clone(),
                 idle: false,
             };
@@ -115,13 +115,13 @@ pub fn links(bells: &[ReactorBell]) -> Vec<Links> {
 }
 
 #[derive(Default)]
-pub struct Away {
+pub struct Offload {
     spread: Spread,
     peers: Vec<Peer>,
     said: Arc<Said>,
     at_work: bool,
     begun_ns: u64,
-    looked_ns: u64,
+    checked_ns: u64,
     need: Need,
     is_helped: bool,
     quiet: Arc<AtomicUsize>,
@@ -130,13 +130,13 @@ pub struct Away {
     done_now: usize,
     begun: usize,
     begun_before: usize,
-    pub(crate) carrying: Vec<Option<Carrying>>,
+    pub(crate) carrying: Vec<Option<RunningRemoteOp>>,
     pub(crate) free: Vec<u32>,
     again: Vec<u32>,
     first: usize,
 }
 
-impl Away {
+impl Offload {
     pub(crate) fn new() -> Self {
         Self {
             spread: Spread::OneToOne,
@@ -173,7 +173,7 @@ impl Away {
 
     #[inline]
     pub(crate) fn must_turn(&self) -> bool {
-        let waits = |p: &Peer| p.tell || !p.errands_in.is_empty();
+        let waits = |p: &Peer| p.report || !p.ops_in.is_empty();
         !self.again.is_empty() || self.peers.iter().any(waits)
     }
 
@@ -200,7 +200,7 @@ impl Away {
         self.need = Need::new(now_ns);
         // Turns were not counted while nothing was handed over.
         (self.begun, self.begun_before, self.done_now) = (0, 0, 0);
-        self.look(now_ns)
+        self.check(now_ns)
     }
 
     /// Stops handing over operations.
@@ -218,7 +218,7 @@ impl Away {
 
     pub fn nothing_from_others(&self) -> bool {
         let mut peers = self.peers.iter();
-        peers.all(|p| p.errands_in.is_empty() && p.answers_in.is_empty())
+        peers.all(|p| p.ops_in.is_empty() && p.answers_in.is_empty())
     }
 
     #[inline]
@@ -247,7 +247,7 @@ impl Away {
         let (before, all) = (self.begun_before, 1 + self.peers.len());
         // Commands that wait for processor time are not in hand either.
         let hand = own.max(before).max(waits as usize);
-        if hand < FEW || !is_deep || lane.away as usize >= room {
+        if hand < FEW || !is_deep || lane.remote as usize >= room {
             return None;
         }
         let limit = own.max(before / all);
@@ -271,7 +271,7 @@ impl Away {
         same: usize,
         blame: u64,
     ) -> bool {
-        let errand = Errand {
+        let remote_op = RemoteOp {
             slice: index,
             device: slice.device,
             same,
@@ -279,12 +279,12 @@ impl Away {
             op: slice.op,
         };
         let peer = &mut self.peers[helper];
-        if peer.errands_out.push(errand).is_err() {
+        if peer.ops_out.push(remote_op).is_err() {
             return false;
         }
-        slice.away = true;
+        slice.remote = true;
         peer.out += 1;
-        if !std::mem::replace(&mut peer.tell, true) {
+        if !std::mem::replace(&mut peer.report, true) {
             peer.bell.ring();
         }
         self.out += 1;
@@ -326,7 +326,7 @@ impl Away {
         for _ in 0..self.again.len() {
             let place = self.again.swap_remove(0);
             any = true;
-            self.do_errand(place, &mut work);
+            self.execute_remote_op(place, &mut work);
         }
         let peers = self.peers.len();
         // Round-robin.
@@ -338,55 +338,59 @@ impl Away {
             if left == 0 || left_ns <= 0 || left_bytes == 0 || nothing == peers {
                 break;
             }
-            let Ok(errand) = self.peers[at].errands_in.pop() else {
+            let Ok(remote_op) = self.peers[at].ops_in.pop() else {
                 nothing += 1;
                 continue;
             };
             nothing = 0;
             any = true;
             if gives_back {
-                self.answer(at, errand.slice, RemoteResult::NotNow);
+                self.answer(at, remote_op.slice, RemoteResult::NotNow);
                 continue;
             }
             left -= 1;
-            match qos.errand_ns(&errand.op) {
+            match qos.remote_op_ns(&remote_op.op) {
                 Some(ns) => left_ns = left_ns.saturating_sub(ns),
-                None => left_bytes = left_bytes.saturating_sub(errand.op.len_bytes()),
+                None => left_bytes = left_bytes.saturating_sub(remote_op.op.len_bytes()),
             }
-            self.take_errand(at, errand, &mut work);
+            self.accept_remote_op(at, remote_op, &mut work);
         }
         any
     }
 
-    fn take_errand(&mut self, home: usize, errand: Errand, work: &mut RemoteWork<'_>) {
-        let served = work.devices.get(errand.device);
-        let is_same = |d: &Arc<Device>| Arc::as_ptr(d).addr() == errand.same;
+    fn accept_remote_op(&mut self, home: usize, remote_op: RemoteOp, work: &mut RemoteWork<'_>) {
+        let served = work.devices.get(remote_op.device);
+        let is_same = |d: &Arc<Device>| Arc::as_ptr(d).addr() == remote_op.same;
         let place = match served {
             Some(served) if is_same(&served.device) => self.free.pop(),
             _ => None,
         };
         let Some(place) = place else {
-            self.answer(home, errand.slice, RemoteResult::NotHere);
+            self.answer(home, remote_op.slice, RemoteResult::NotHere);
             return;
         };
-        self.carrying[place as usize] = Some(Carrying { home, errand });
+        self.carrying[place as usize] = Some(RunningRemoteOp { home, remote_op });
         bump(&work.record.carried_out, 1);
-        self.do_errand(place, work);
+        self.execute_remote_op(place, work);
     }
 
-    fn do_errand(&mut self, place: u32, work: &mut RemoteWork<'_>) {
-        let Some(Carrying { errand, .. }) = &mut self.carrying[place as usize] else {
+    fn execute_remote_op(&mut self, place: u32, work: &mut RemoteWork<'_>) {
+        let Some(RunningRemoteOp { remote_op, .. }) = &mut self.carrying[place as usize] else {
             return;
         };
-        work.blame(errand);
-        let submitted =
-            (work.devices).submit(errand.device, &mut errand.op, kind::AWAY, place.into());
+        work.blame(remote_op);
+        let submitted = (work.devices).queue(
+            remote_op.device,
+            &mut remote_op.op,
+            kind::REMOTE,
+            place.into(),
+        );
         match submitted {
             Some(Submitted::Queued) => {
                 let at_devices = self.at_devices(work.in_flight);
                 work.devices.feed(at_devices);
             }
-            Some(Submitted::Done(result)) => self.errand_ended(place, result, work),
+            Some(Submitted::Done(result)) => self.remote_op_ended(place, result, work),
             Some(Submitted::RingFull) => self.again.push(place),
             None => {}
         }
@@ -406,42 +410,49 @@ impl Away {
             in_flight,
             now_ns,
         };
-        let Some(Some(Carrying { errand, .. })) = self.carrying.get_mut(place) else {
+        let Some(Some(RunningRemoteOp { remote_op, .. })) = self.carrying.get_mut(place) else {
             return;
         };
-        work.blame(errand);
-        match work.devices.finish(errand.device, errand.op, result) {
-            Some(Finish::Done) => self.errand_ended(place as u32, Ok(()), &mut work),
-            Some(Finish::Failed(errno)) => self.errand_ended(place as u32, Err(errno), &mut work),
+        work.blame(remote_op);
+        match work.devices.finish(remote_op.device, remote_op.op, result) {
+            Some(Finish::Done) => self.remote_op_ended(place as u32, Ok(()), &mut work),
+            Some(Finish::Failed(errno)) => {
+                self.remote_op_ended(place as u32, Err(errno), &mut work)
+            }
             Some(Finish::Again(op)) => {
-                errand.op = op;
-                self.do_errand(place as u32, &mut work);
+                remote_op.op = op;
+                self.execute_remote_op(place as u32, &mut work);
             }
             None => {}
         }
     }
 
-    fn errand_ended(&mut self, place: u32, result: Result<(), Errno>, work: &mut RemoteWork<'_>) {
+    fn remote_op_ended(
+        &mut self,
+        place: u32,
+        result: Result<(), Errno>,
+        work: &mut RemoteWork<'_>,
+    ) {
         let Some(carrying) = self.carrying[place as usize].take() else {
             return;
         };
         self.free.push(place);
         work.devices.ended_ns = work.now_ns;
         let ended = result.map_or_else(RemoteResult::Failed, |()| RemoteResult::Done);
-        self.answer(carrying.home, carrying.errand.slice, ended);
+        self.answer(carrying.home, carrying.remote_op.slice, ended);
     }
 
     fn answer(&mut self, home: usize, slice: u32, ended: RemoteResult) {
         let peer = &mut self.peers[home];
         let answered = peer.answers_out.push(RemoteAnswer { slice, ended });
         debug_assert!(answered.is_ok(), "no more unanswered than there is room");
-        peer.tell = true;
+        peer.report = true;
     }
 
     #[inline(never)]
-    pub(crate) fn tell_others(&mut self) {
+    pub(crate) fn ring_others(&mut self) {
         for peer in &mut self.peers {
-            if std::mem::take(&mut peer.tell) {
+            if std::mem::take(&mut peer.report) {
                 peer.bell.ring();
             }
         }
@@ -456,9 +467,9 @@ struct RemoteWork<'a> {
 }
 
 impl RemoteWork<'_> {
-    fn blame(&self, errand: &Errand) {
+    fn blame(&self, remote_op: &RemoteOp) {
         if RECORDS {
-            self.record.blame.store(errand.blame, Relaxed);
+            self.record.blame.store(remote_op.blame, Relaxed);
         }
     }
 }

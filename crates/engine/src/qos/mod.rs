@@ -2,14 +2,14 @@
 //!
 //! **Design.** Each command is charged when it begins; others wait in their lane's queue, in order.
 //! A window's end refills budgets, and each turn asks the waiting lanes again. A lane begins one
-//! quantum of commands in a turn ([`gates`]), so none waits for a neighbour's whole queue. Time
+//! quantum of commands in a turn ([`admission`]), so none waits for a neighbour's whole queue. Time
 //! over budget counts while a lane's first waiting command was refused. A VM's commands stay in its
 //! ring while enough of its lane wait. Recovered commands and internal jobs are not charged. **Not
 //! here:** allocations (`forebay_qos`), the daemon's settings ([`crate::control`]).
 
+mod admission;
 mod costs;
 mod delays;
-mod gates;
 mod held;
 
 use crate::io::command::{Io, IoOp, Stage, Token};
@@ -18,7 +18,7 @@ use crate::io::lanes::Lanes;
 use crate::io::slab::Slab;
 use crate::io::slice::Slice;
 use crate::lane::{Lane, LaneIndex};
-use crate::recovery::Carried;
+use crate::recovery::RecoveredIo;
 use forebay_device::Op;
 use forebay_qos::budget::Budget;
 use forebay_qos::cost::Operation;
@@ -26,9 +26,9 @@ use forebay_xlate::boundary::region::{MAX_LANES, ReactorRecord, Region, bump};
 use held::Throttled;
 
 #[cfg(test)]
-pub(crate) use gates::ALONE_WINDOWS;
-pub use gates::Admission;
-pub(crate) use gates::TURN_NS;
+pub(crate) use admission::ALONE_WINDOWS;
+pub use admission::Admission;
+pub(crate) use admission::TURN_NS;
 
 /// By which a sleeping reactor may delay its report that it uses nothing.
 const RECKONED_WINDOWS: u64 = 8;
@@ -156,9 +156,9 @@ impl Qos {
     }
 
     /// Whether a command may begin; a recovered one always may.
-    pub(crate) fn admit_carried(&mut self, io: &Io, carried: &Carried) -> bool {
+    pub(crate) fn admit_recovered(&mut self, io: &Io, recovered: &RecoveredIo) -> bool {
         self.admission.is_none()
-            || carried.any() && carried.is_carried(io.record)
+            || recovered.any() && recovered.is_recovered(io.record)
             || self.admit_op(io.lane, &io.op)
     }
 
@@ -248,9 +248,9 @@ impl Qos {
 
     /// The start of an operation, or 0 if its delay is not measured.
     #[inline]
-    pub(crate) fn slice_begins(&mut self, device: u8, op: &Op, away: bool) -> u64 {
+    pub(crate) fn slice_begins(&mut self, device: u8, op: &Op, remote: bool) -> u64 {
         match &mut self.admission {
-            Some(admission) => admission.delays.begun(device, op, away),
+            Some(admission) => admission.delays.begun(device, op, remote),
             None => 0,
         }
     }
@@ -263,8 +263,8 @@ impl Qos {
         }
     }
 
-    pub(crate) fn errand_ns(&self, op: &Op) -> Option<i32> {
-        Some(self.admission.as_ref()?.errand_ns(op))
+    pub(crate) fn remote_op_ns(&self, op: &Op) -> Option<i32> {
+        Some(self.admission.as_ref()?.remote_op_ns(op))
     }
 }
 

@@ -25,7 +25,7 @@ const RING_ENTRIES: usize = 4096;
 
 pub(crate) enum Post {
     Device(ServedDevice),
-    Figures(VolumeId, VolumeStatistics),
+    Statistics(VolumeId, VolumeStatistics),
     /// `None` admits everything.
     Admission(Option<Box<Admission>>),
     NewTenant(u32),

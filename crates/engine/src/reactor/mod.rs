@@ -24,10 +24,10 @@ use std::time::Duration;
 /// Interval of time limit checks.
 const TICK_NS: u64 = 100_000_000;
 /// Interval of polls of quiet sockets during work; a poll takes about a thousandth of it.
-const LOOK_NS: u64 = 100_000;
+const POLL_NS: u64 = 100_000;
 /// Longer polls, of many active sockets, are this many times their duration apart, up to a maximum.
-const LOOKS_APART: u64 = 16;
-const MAX_LOOK_NS: u64 = 5_000_000;
+const POLLS_APART: u64 = 16;
+const MAX_POLL_NS: u64 = 5_000_000;
 /// How long commands may take to end at a stop.
 const STOP_LIMIT_NS: u64 = 5_000_000_000;
 /// Staging memory is freed after this idle time.
@@ -52,7 +52,7 @@ struct Pace {
     idle_since: u64,
     spin: Spin,
     tick_at: u64,
-    look_at: u64,
+    poll_at: u64,
     trim_at: Option<u64>,
     /// Latest end after a stop request.
     stop_by: Option<u64>,
@@ -67,7 +67,7 @@ impl Pace {
             idle_since: now,
             spin: Spin::new(),
             tick_at: now + TICK_NS,
-            look_at: 0,
+            poll_at: 0,
             trim_at: None,
             stop_by: None,
         }
@@ -129,7 +129,7 @@ impl Reactor {
             self.frontends.iter_mut().any(|one| one.poll_between(core));
         }
         busy |= self.core.carry_out(busy);
-        busy |= self.core.submit();
+        busy |= self.core.end_turn();
         self.send_upcalls();
         if ticks {
             pace.tick_at = pace.now + TICK_NS;
@@ -170,7 +170,7 @@ impl Reactor {
     fn may_stop(&self, now: u64, limit: u64) -> bool {
         now >= limit
             || self.core.busy_ios() == 0
-                && self.core.away.may_leave()
+                && self.core.offload.may_leave()
                 && self.frontends.iter().all(|one| one.count() == 0)
     }
 
@@ -178,10 +178,10 @@ impl Reactor {
     #[inline]
     fn after_work(&mut self, pace: &mut Pace) {
         bump(&self.core.record().busy_turns, 1);
-        if pace.now >= pace.look_at {
+        if pace.now >= pace.poll_at {
             let from_ns = monotonic_ns();
             self.poll_sockets();
-            pace.look_at = next_look_ns(from_ns, monotonic_ns());
+            pace.poll_at = next_poll_ns(from_ns, monotonic_ns());
         }
     }
 
@@ -253,7 +253,10 @@ impl Reactor {
     /// Sleeps until `until` or until there is work; false if there was work already.
     fn sleep(&mut self, now: u64, until: u64) -> bool {
         let core = &self.core;
-        if !self.mailbox.fall_asleep(|| core.away.nothing_from_others()) {
+        if !self
+            .mailbox
+            .fall_asleep(|| core.offload.nothing_from_others())
+        {
             return false;
         }
         let record = self.core.record();
@@ -292,9 +295,9 @@ impl Reactor {
     }
 }
 
-fn next_look_ns(from_ns: u64, to_ns: u64) -> u64 {
+fn next_poll_ns(from_ns: u64, to_ns: u64) -> u64 {
     let took_ns = to_ns.saturating_sub(from_ns);
-    to_ns + (LOOKS_APART.saturating_mul(took_ns)).clamp(LOOK_NS, MAX_LOOK_NS)
+    to_ns + (POLLS_APART.saturating_mul(took_ns)).clamp(POLL_NS, MAX_POLL_NS)
 }
 
 #[cfg(test)]
@@ -303,10 +306,10 @@ mod tests {
 
     #[test]
     fn looks_at_who_was_quiet_are_a_sixteenth_of_the_time_at_most() {
-        assert_eq!(next_look_ns(1000, 1500), 1500 + LOOK_NS);
+        assert_eq!(next_poll_ns(1000, 1500), 1500 + POLL_NS);
         for took_ns in [10_000, 300_000, 1_000_000_000] {
-            let apart_ns = next_look_ns(5000, 5000 + took_ns) - (5000 + took_ns);
-            assert_eq!(apart_ns, (16 * took_ns).min(MAX_LOOK_NS), "{took_ns}");
+            let apart_ns = next_poll_ns(5000, 5000 + took_ns) - (5000 + took_ns);
+            assert_eq!(apart_ns, (16 * took_ns).min(MAX_POLL_NS), "{took_ns}");
         }
     }
 }

@@ -20,8 +20,8 @@ impl Reactor {
         core.blame(None);
         match post {
             Post::Device(served) => core.set_device(served),
-            Post::Figures(volume, figures) => {
-                core.lanes.set_figures(volume, figures);
+            Post::Statistics(volume, statistics) => {
+                core.lanes.set_statistics(volume, statistics);
                 for frontend in &mut self.frontends {
                     frontend.volume_changed(core, volume);
                 }
@@ -36,20 +36,20 @@ impl Reactor {
                 self.shares_changed();
             }
             Post::Fenced(device) => core.fenced(device),
-            Post::Expect(device, expected) => core.carried.expect(device, expected),
+            Post::Expect(device, expected) => core.recovered.expect(device, expected),
             Post::Lane(lane, request) => self.set_lane(*lane, request),
             Post::RemoveLane(lane, export, request) => self.remove_lane(lane, export, request),
             Post::Volume(volume) => self.set_volume(&volume),
-            Post::Frontend(message) => self.tell(message),
+            Post::Frontend(message) => self.report(message),
             Post::Inherit(messages) => {
                 for message in messages {
-                    self.tell(message);
+                    self.report(message);
                 }
             }
             Post::Spread(spread) => core.set_spread(spread),
             Post::Stop => {
                 core.set_spread(Spread::OneToOne);
-                core.away.be_quiet();
+                core.offload.be_quiet();
                 for frontend in &mut self.frontends {
                     frontend.close_all(core);
                 }
@@ -95,7 +95,7 @@ impl Reactor {
     }
 
     /// Gives a message to the frontend that knows its type.
-    fn tell(&mut self, mut message: FrontendMessage) {
+    fn report(&mut self, mut message: FrontendMessage) {
         self.core.blame(None);
         for frontend in &mut self.frontends {
             match frontend.accept(&mut self.core, message) {

@@ -2,16 +2,16 @@
 //! overlapping commands wait until these operations have ended.
 //!
 //! **Design.** One list of spans per volume, oldest first, without lock, since one reactor serves a
-//! volume. A recovered command ([`Carried::carry`]) begins when its devices' fences have passed,
+//! volume. A recovered command ([`RecoveredIo::recover`]) begins when its devices' fences have passed,
 //! older overlapping commands have ended, and no overlapping span waits for a fence. It never times
-//! out. When a connection closes ([`Carried::orphan`]), its commands that are not at a device end
+//! out. When a connection closes ([`RecoveredIo::orphan`]), its commands that are not at a device end
 //! at once. Its writes at a device become spans until they end there.
 //!
 //! A younger command waits for at most [`crate::io::clock::OWNER_WAIT_LIMIT_NS`], then ends with
 //! Command Interrupted, which the host may retry. Two reads never conflict. A flush never waits: it
 //! covers only acknowledged writes. An empty list costs one load and a branch.
 //!
-//! Spans without a command record are noted for the whole reactor ([`Carried::leave_spans`]); a
+//! Spans without a command record are noted for the whole reactor ([`RecoveredIo::leave_spans`]); a
 //! successor then makes every command wait for the fence. **Not here:** the choice of recovered
 //! commands (the take-over), and the wait for the fence (the control thread).
 
@@ -34,7 +34,7 @@ pub enum Devices {
     None,
     /// One device.
     One(DeviceIndex),
-    /// Served or expected ([`Carried::expect`]) devices: bit n stands for those whose number modulo
+    /// Served or expected ([`RecoveredIo::expect`]) devices: bit n stands for those whose number modulo
     /// 8 is n.
     Among(u8),
 }
@@ -46,7 +46,7 @@ impl Devices {
 
 /// A dead engine's operation, perhaps still at devices or not yet begun.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct CarriedSpan {
+pub struct RecoveredSpan {
     /// Volume.
     pub volume: VolumeId,
     /// Byte range; the whole volume if unknown.
@@ -75,7 +75,7 @@ pub(crate) struct Span {
     pub(crate) devices: Devices,
     pub(crate) of: Of,
     /// The VM whose memory it may access until its fence.
-    pub(crate) machine: Option<LaneIndex>,
+    pub(crate) vm: Option<LaneIndex>,
     pub(crate) number: u64,
 }
 
@@ -85,14 +85,14 @@ struct OfVolume {
     spans: Vec<Span>,
     /// A span ended since the last check.
     freed: bool,
-    looking: bool,
+    checking: bool,
 }
 
-pub struct Carried {
+pub struct RecoveredIo {
     busy: bool,
     volumes: BTreeMap<VolumeId, OfVolume>,
     next_number: u64,
-    look: bool,
+    check: bool,
     /// Queues and lanes that closed in this turn.
     closed: Box<[bool]>,
     left: Box<[bool]>,
@@ -104,13 +104,13 @@ pub struct Carried {
     record: &'static ReactorRecord,
 }
 
-impl Carried {
+impl RecoveredIo {
     pub(crate) fn new(record: &'static ReactorRecord) -> Self {
         Self {
             busy: false,
             volumes: BTreeMap::new(),
             next_number: 0,
-            look: false,
+            check: false,
             closed: vec![false; MAX_QUEUES].into(),
             left: vec![false; MAX_LANES].into(),
             any_closed: false,
@@ -127,13 +127,13 @@ impl Carried {
     }
 
     #[cold]
-    pub(crate) fn is_carried(&self, record: CommandRef) -> bool {
+    pub(crate) fn is_recovered(&self, record: CommandRef) -> bool {
         let mut spans = self.volumes.values().flat_map(|v| &v.spans);
         spans.any(|span| span.of == Of::Command(record))
     }
 
     pub(crate) fn must_turn(&self) -> bool {
-        self.look || self.any_closed
+        self.check || self.any_closed
     }
 
     pub(crate) fn is_fenced(&self, device: DeviceIndex) -> bool {
@@ -161,7 +161,7 @@ impl Carried {
         self.volumes.entry(volume).or_default().spans.push(span);
     }
 
-    /// The command has ended, but its spans stay until [`Carried::answered`].
+    /// The command has ended, but its spans stay until [`RecoveredIo::answered`].
     pub(crate) fn hold(&mut self, volume: VolumeId, io: u32, record: CommandRef) {
         let of_volume = self.volumes.get_mut(&volume);
         for span in of_volume.into_iter().flat_map(|v| &mut v.spans) {
@@ -198,18 +198,18 @@ impl Carried {
             span.devices != Devices::None
         });
         of_volume.freed |= any;
-        self.look |= any;
+        self.check |= any;
         any
     }
 
     /// Takes over a dead engine's commands, oldest first. Call it before any command starts, and
     /// after devices served before their fence are served or expected.
-    pub fn carry(&mut self, carried: &[CarriedSpan]) {
-        self.carry_for(None, carried);
+    pub fn recover(&mut self, recovered: &[RecoveredSpan]) {
+        self.recover_for(None, recovered);
     }
 
-    pub fn carry_machine(&mut self, lane: LaneIndex, carried: &[CarriedSpan]) {
-        self.carry_for(Some(lane), carried);
+    pub fn recover_vm(&mut self, lane: LaneIndex, recovered: &[RecoveredSpan]) {
+        self.recover_for(Some(lane), recovered);
     }
 
     /// Whether a dead engine may still access a VM's memory. Until then no memory is given back and
@@ -217,17 +217,17 @@ impl Carried {
     pub fn may_touch_memory_of(&self, lane: LaneIndex) -> bool {
         let mut spans = self.volumes.values().flat_map(|v| &v.spans);
         // A span without a known command may belong to any VM.
-        let may_be = |span: &Span| match span.machine {
-            Some(machine) => machine == lane,
+        let may_be = |span: &Span| match span.vm {
+            Some(vm) => vm == lane,
             None => span.of == Of::Nobody,
         };
         spans.any(|span| may_be(span) && span.devices != Devices::None)
     }
 
-    fn carry_for(&mut self, machine: Option<LaneIndex>, carried: &[CarriedSpan]) {
-        for new in carried {
+    fn recover_for(&mut self, vm: Option<LaneIndex>, recovered: &[RecoveredSpan]) {
+        for new in recovered {
             let span = Span {
-                machine,
+                vm,
                 bytes: new.bytes.clone(),
                 write: new.write,
                 devices: self.still_to_pass(new.devices),
@@ -264,7 +264,7 @@ impl Carried {
         self.fences_changed();
     }
 
-    /// Sets whether a device will be served before its fence. Call it before [`Carried::carry`].
+    /// Sets whether a device will be served before its fence. Call it before [`RecoveredIo::recover`].
     pub fn expect(&mut self, device: DeviceIndex, expected: bool) {
         self.expected[usize::from(device.0)] = expected;
         self.fences_changed();
@@ -279,7 +279,7 @@ impl Carried {
             });
             of_volume.freed = true;
         }
-        self.look |= !volumes.is_empty();
+        self.check |= !volumes.is_empty();
         self.volumes = volumes;
         if !self.is_fencing() {
             self.record.orphans.store(0, Relaxed);
@@ -315,8 +315,8 @@ impl Carried {
         }
     }
 
-    /// Like [`Carried::orphan`], for all commands of a lane whose VM detached or was reset.
-    pub fn orphan_machine(&mut self, lane: LaneIndex) {
+    /// Like [`RecoveredIo::orphan`], for all commands of a lane whose VM detached or was reset.
+    pub fn orphan_vm(&mut self, lane: LaneIndex) {
         self.leave_spans();
         if let Some(left) = self.left.get_mut(lane.0 as usize) {
             *left = true;
@@ -464,29 +464,29 @@ impl Carried {
         }
     }
 
-    /// Whether waiting commands must be checked; [`Carried::may_go_on`] then selects volumes where
+    /// Whether waiting commands must be checked; [`RecoveredIo::may_go_on`] then selects volumes where
     /// a span ended.
-    pub(crate) fn begin_look(&mut self) -> bool {
-        let look = std::mem::take(&mut self.look);
-        if look {
+    pub(crate) fn begin_check(&mut self) -> bool {
+        let check = std::mem::take(&mut self.check);
+        if check {
             for of_volume in self.volumes.values_mut() {
-                of_volume.looking = std::mem::take(&mut of_volume.freed);
+                of_volume.checking = std::mem::take(&mut of_volume.freed);
             }
         }
-        look
+        check
     }
 
     pub(crate) fn may_go_on(&self, io: &Io, lanes: &Lanes) -> bool {
         let volume = lanes.volume_of(io);
         let of_volume = volume.and_then(|volume| self.volumes.get(&volume));
-        io.stage == Stage::CarriedWait && of_volume.is_none_or(|v| v.looking)
+        io.stage == Stage::RecoveryWait && of_volume.is_none_or(|v| v.checking)
     }
 
     pub(crate) fn end_turn(&mut self, compares: bool) {
         self.busy = !self.volumes.is_empty() || self.any_closed || compares;
     }
 
-    pub(crate) fn end_look(&mut self) {
+    pub(crate) fn end_check(&mut self) {
         self.volumes
             .retain(|_, of_volume| of_volume.freed || !of_volume.spans.is_empty());
     }
@@ -499,7 +499,7 @@ pub(crate) struct Closed {
 
 impl Closed {
     pub(crate) fn has(&self, command: CommandRef) -> bool {
-        match (command.queue(), command.machine_lane()) {
+        match (command.queue(), command.vm_lane()) {
             (Some(queue), _) => (self.queues.get(queue as usize)).is_some_and(|closed| *closed),
             (None, lane) => lane.is_some_and(|l| self.lanes.get(l.0 as usize) == Some(&true)),
         }
@@ -513,7 +513,7 @@ impl Span {
             write: true,
             devices: Devices::None,
             of: Of::Io(index),
-            machine: None,
+            vm: None,
             number: 0,
         }
     }

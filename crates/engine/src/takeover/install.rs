@@ -92,11 +92,11 @@ pub(super) fn install(
         }
     }
     inheritance.after_fence = plan.spans.after_fence;
-    let carried = plan.spans.by_reactor(new.reactors);
-    for (reactor, (part, carried)) in inheritance.parts.iter_mut().zip(carried).enumerate() {
-        part.carried = carried;
+    let recovered = plan.spans.by_reactor(new.reactors);
+    for (reactor, (part, recovered)) in inheritance.parts.iter_mut().zip(recovered).enumerate() {
+        part.recovered = recovered;
         // Spans without a command have no other record.
-        let orphans = part.carried.iter().any(|span| span.command.is_none());
+        let orphans = part.recovered.iter().any(|span| span.command.is_none());
         if let Some(record) = new.region.reactors().get(reactor) {
             record.orphans.store(u64::from(orphans), Relaxed);
         }

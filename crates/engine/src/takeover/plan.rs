@@ -49,7 +49,7 @@ pub(super) struct Plan {
     pub spans: Spans,
 }
 
-struct Looked {
+struct Checked {
     queue: u32,
     constants: Option<QueueConstants>,
     socket: Option<usize>,
@@ -69,8 +69,8 @@ pub(super) fn plan(
     for (at, (socket, _)) in sockets.iter().enumerate() {
         held.entry(*socket).or_insert(at);
     }
-    let mut all: Vec<Looked> = (0..MAX_QUEUES as u32)
-        .filter_map(|queue| look(region, memory, queue, sockets, &held, blamed))
+    let mut all: Vec<Checked> = (0..MAX_QUEUES as u32)
+        .filter_map(|queue| check(region, memory, queue, sockets, &held, blamed))
         .collect();
     one_queue_each(&mut all);
 
@@ -81,11 +81,13 @@ pub(super) fn plan(
         spans: Spans::new(lanes),
     };
     let mut claimed = BTreeSet::new();
-    let mut of: BTreeMap<u32, Vec<Looked>> = BTreeMap::new();
-    for looked in all {
-        match looked.constants {
-            Some(constants) => of.entry(constants.controller).or_default().push(looked),
-            None => plan.spans.orphans(region, memory, looked.queue, None, None),
+    let mut of: BTreeMap<u32, Vec<Checked>> = BTreeMap::new();
+    for checked in all {
+        match checked.constants {
+            Some(constants) => of.entry(constants.controller).or_default().push(checked),
+            None => plan
+                .spans
+                .orphans(region, memory, checked.queue, None, None),
         }
     }
     for (slot, queues) in of {
@@ -101,7 +103,7 @@ pub(super) fn plan(
             continue;
         }
         match facts {
-            _ if blamed == Some(Blamed::Newcomer { socket: *socket }) => {
+            _ if blamed == Some(Blamed::Handshake { socket: *socket }) => {
                 plan.closed.push((at, Closing::Blamed));
             }
             // Any other bytes had refused the host.
@@ -116,14 +118,14 @@ pub(super) fn plan(
 }
 
 /// Converts a queue; `None` if it belongs to no association.
-fn look(
+fn check(
     region: &Region,
     memory: &(impl OldBytes + ?Sized),
     queue: u32,
     sockets: &[(u64, Result<SocketFacts, NoFacts>)],
     held: &BTreeMap<u64, usize>,
     blamed: Option<Blamed>,
-) -> Option<Looked> {
+) -> Option<Checked> {
     let record = region.queues().get(queue as usize)?;
     let used = record.used.load(Acquire);
     let key = region.header().key.load(Relaxed);
@@ -144,7 +146,7 @@ fn look(
         queue_use::FREE if !matches!(facts, Some(Ok(f)) if f.consumed > 0) => return None,
         _ => Err(Closing::Damaged),
     };
-    Some(Looked {
+    Some(Checked {
         queue,
         constants,
         socket,
@@ -175,7 +177,7 @@ fn convert(
     Ok((old, converted))
 }
 
-fn one_queue_each(all: &mut [Looked]) {
+fn one_queue_each(all: &mut [Checked]) {
     let (mut sockets, mut ids) = (BTreeMap::new(), BTreeMap::new());
     for at in 0..all.len() {
         let (Ok(_), Some(constants)) = (&all[at].fate, all[at].constants) else {
@@ -194,7 +196,7 @@ fn association(
     region: &Region,
     memory: &(impl OldBytes + ?Sized),
     slot: u32,
-    queues: Vec<Looked>,
+    queues: Vec<Checked>,
     lanes: &ServedLanes,
     now_ns: u64,
     plan: &mut Plan,
@@ -218,16 +220,16 @@ fn association(
         _ => None,
     });
     let mut live = Vec::new();
-    for looked in queues {
-        match looked.fate {
+    for checked in queues {
+        match checked.fate {
             Ok((old, converted)) => live.push(PlannedQueue {
-                socket: looked.socket.unwrap_or(usize::MAX),
+                socket: checked.socket.unwrap_or(usize::MAX),
                 old,
                 converted,
             }),
             Err(why) => {
-                let qid = looked.constants.map_or(1, |c| c.identity.qid);
-                end(plan, looked.queue, qid, looked.socket, why);
+                let qid = checked.constants.map_or(1, |c| c.identity.qid);
+                end(plan, checked.queue, qid, checked.socket, why);
             }
         }
     }
@@ -239,7 +241,7 @@ fn association(
     match restored {
         Ok((constants, controller, blocks)) => {
             for queue in &live {
-                plan.spans.carry(memory, queue, lane);
+                plan.spans.recover(memory, queue, lane);
             }
             plan.controllers.push(PlannedController {
                 slot,

@@ -9,7 +9,7 @@ use super::plan::PlannedQueue;
 use super::queue::devices;
 use super::snapshot::{OldCommand, commands};
 use super::{Next, OldBytes, ServedLane, ServedLanes};
-use crate::core::{CarriedSpan, CommandRef, Devices};
+use crate::core::{CommandRef, Devices, RecoveredSpan};
 use crate::frontend::nvme_tcp::{MDTS_BYTES, NSID};
 use forebay_nvme::io::{self, FUSE_FIRST, FUSE_SECOND, IoCommand, NamespaceGeometry};
 use forebay_xlate::VolumeId;
@@ -25,7 +25,7 @@ struct Aged {
     taken_ns: u64,
     queue: u32,
     number: u64,
-    span: CarriedSpan,
+    span: RecoveredSpan,
 }
 
 /// Around a fused pair that passed: overlapping commands had ended before the compare, or have not
@@ -71,7 +71,7 @@ impl Spans {
         }
     }
 
-    pub(super) fn by_reactor(mut self, reactors: usize) -> Vec<Vec<CarriedSpan>> {
+    pub(super) fn by_reactor(mut self, reactors: usize) -> Vec<Vec<RecoveredSpan>> {
         let passed = self.all.iter().any(|a| a.turn == FusedTurn::Passed);
         let turn = |a: &Aged| if passed { a.turn } else { FusedTurn::Begun };
         (self.all).sort_by_key(|a| (turn(a), a.taken_ns, a.queue, a.number, a.span.bytes.start));
@@ -104,7 +104,7 @@ impl Spans {
             taken_ns: 0,
             queue: 0,
             number: 0,
-            span: CarriedSpan {
+            span: RecoveredSpan {
                 volume,
                 bytes: 0..u64::MAX,
                 write: true,
@@ -136,7 +136,7 @@ impl Spans {
         }
     }
 
-    pub(super) fn carry(
+    pub(super) fn recover(
         &mut self,
         memory: &(impl OldBytes + ?Sized),
         queue: &PlannedQueue,
@@ -187,7 +187,7 @@ impl Spans {
                     taken_ns: command.taken_ns,
                     queue: slot,
                     number: command.number,
-                    span: CarriedSpan {
+                    span: RecoveredSpan {
                         volume,
                         bytes,
                         write: touched.write,
@@ -247,7 +247,7 @@ impl Spans {
                     taken_ns: command.taken_ns,
                     queue,
                     number: command.number,
-                    span: CarriedSpan {
+                    span: RecoveredSpan {
                         volume,
                         bytes,
                         write: true,

@@ -1,12 +1,12 @@
 //! The conversion's result for the reactors, one [`InheritedPart`] each; all data is already in the
 //! successor's own region and memory. **Not here:** the conversion ([`super::queue`]), and its use
-//! (`Frontend::inherit`, `Core::carry`).
+//! (`Frontend::inherit`, `Core::recover`).
 
 use super::closing::Closing;
 use crate::associations::Association;
 use crate::core::staging::StagingBuffer;
-use crate::core::{CarriedSpan, Devices};
-use crate::frontend::vm::NewMachine;
+use crate::core::{Devices, RecoveredSpan};
+use crate::frontend::vm::NewVm;
 use crate::lane::LaneIndex;
 use crate::listener::ListenerTarget;
 use crate::memory::{HeaderList, Keep};
@@ -21,13 +21,9 @@ use std::sync::Arc;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Next {
     /// Starts again after the fence of these devices. Without buffer, it asks the host for data.
-    Begin {
-        fenced: Devices,
-    },
+    Begin { fenced: Devices },
     /// A fused pair's second whose compare has passed: writes after the fence.
-    Passed {
-        fenced: Devices,
-    },
+    Passed { fenced: Devices },
     /// The host sends data for an R2T.
     Data {
         /// Data received.
@@ -104,8 +100,8 @@ pub(crate) struct InheritedQueue {
 pub(crate) struct InheritedPart {
     pub controllers: Vec<InheritedController>,
     pub queues: Vec<InheritedQueue>,
-    pub carried: Vec<CarriedSpan>,
-    pub machines: Vec<NewMachine>,
+    pub recovered: Vec<RecoveredSpan>,
+    pub vms: Vec<NewVm>,
 }
 
 #[derive(Debug, Default)]

@@ -3,10 +3,10 @@
 mod daemon;
 mod demo;
 mod load;
-mod machine;
 mod report;
 mod together;
 mod verify;
+mod vm;
 
 use clap::Subcommand;
 
@@ -22,7 +22,7 @@ pub(crate) enum BenchCommand {
     Load(load::LoadArgs),
     #[command(hide = true)]
     /// Run a load on a virtual machine's disk: vhost-user-blk, or NVMe over vfio-user
-    Machine(machine::MachineArgs),
+    Machine(vm::VmArgs),
 }
 
 pub(crate) fn bench(
@@ -33,6 +33,6 @@ pub(crate) fn bench(
     match command {
         BenchCommand::Demo(args) => demo::demo(output, args),
         BenchCommand::Load(args) => load::load(output, args, context),
-        BenchCommand::Machine(args) => machine::machine(output, args),
+        BenchCommand::Machine(args) => vm::vm(output, args),
     }
 }

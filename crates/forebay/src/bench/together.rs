@@ -13,7 +13,7 @@ use indicatif::ProgressBar;
 use crate::failure::{Failure, Outcome, While};
 use crate::progress;
 
-const LOOK: Duration = Duration::from_millis(100);
+const POLL: Duration = Duration::from_millis(100);
 /// The limit without progress: commands may be retried for this long.
 const STALL_LIMIT: Duration = Duration::from_secs(60);
 
@@ -57,7 +57,7 @@ pub(super) fn together<T: Send + 'static>(
     let mut moved = (0.0, Instant::now());
     while done.iter().any(Option::is_none) {
         watch()?;
-        match results.recv_timeout(LOOK) {
+        match results.recv_timeout(POLL) {
             Ok((index, result)) => {
                 let result = result?;
                 if let Some(place) = done.get_mut(index) {

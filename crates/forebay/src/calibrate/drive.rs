@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use forebay_control::model::Export;
-use forebay_initiator::machine::{self, Disk, DiskStatus, Op, Queue, Target};
+use forebay_initiator::vm::{self, Disk, DiskStatus, Op, Queue, Target};
 use forebay_initiator::{Done, IoOp, IoQueue, Options, Session, Wait, dsm_ranges};
 use forebay_qos::cost::Transport;
 
@@ -21,7 +21,7 @@ const MOST_BYTES: usize = 8 << 20;
 pub(super) const LARGEST: u32 = 128 << 10;
 const STALL_LIMIT: Duration = Duration::from_secs(30);
 /// Time without a completion before the connection is checked.
-const LOOK: Duration = Duration::from_millis(200);
+const POLL: Duration = Duration::from_millis(200);
 const SOCKET_LIMIT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -149,7 +149,7 @@ impl Drive {
                 moved = now;
             } else {
                 let stalled = now.saturating_duration_since(moved);
-                if stalled > LOOK && !self.lane.is_open() {
+                if stalled > POLL && !self.lane.is_open() {
                     return Err(Failure::new("the engine has hung up"));
                 }
                 if stalled > STALL_LIMIT {
@@ -298,7 +298,7 @@ impl LoadQueue for Tcp {
 struct VmDisk {
     disk: Box<dyn Disk>,
     queue: Box<dyn Queue>,
-    done: Vec<machine::DiskCompletion>,
+    done: Vec<vm::DiskCompletion>,
 }
 
 impl VmDisk {
@@ -309,14 +309,14 @@ impl VmDisk {
             Transport::Vhost => Target::VhostUser(path.clone()),
             Transport::Pcie | Transport::Tcp => Target::VfioUser(path.clone()),
         };
-        let options = machine::Options {
+        let options = vm::Options {
             depth: MOST_DEPTH,
             slot_bytes: LARGEST as usize,
-            ..machine::Options::default()
+            ..vm::Options::default()
         };
         let until = Instant::now() + SOCKET_LIMIT;
         let mut disk = loop {
-            match machine::connect(&target, &options) {
+            match vm::connect(&target, &options) {
                 Ok(disk) => break disk,
                 Err(_) if !path.exists() && Instant::now() < until => {
                     std::thread::sleep(Duration::from_millis(20));
@@ -345,7 +345,7 @@ impl LoadQueue for VmDisk {
     }
 
     fn turn(&mut self, free: &mut Vec<u16>) -> Outcome {
-        let failed = |error: machine::Error| Failure::new(error.to_string());
+        let failed = |error: vm::Error| Failure::new(error.to_string());
         self.queue.kick().map_err(failed)?;
         self.queue.poll(&mut self.done).map_err(failed)?;
         for done in self.done.drain(..) {

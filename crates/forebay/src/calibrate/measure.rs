@@ -65,7 +65,7 @@ struct Seen {
     others: u64,
 }
 
-fn look(client: &Client) -> Outcome<Seen> {
+fn poll(client: &Client) -> Outcome<Seen> {
     let stats: Stats = client.get("/v1/stats")?;
     let engine = stats.engine.as_ref();
     let engine =
@@ -214,9 +214,9 @@ pub(super) fn refuse_load(client: &Client, plan: &MeasurePlan) -> Outcome {
     if plan.anyway {
         return Ok(());
     }
-    let (before, begun) = (look(client)?, Instant::now());
+    let (before, begun) = (poll(client)?, Instant::now());
     std::thread::sleep(Duration::from_millis(300));
-    let others = look(client)?.others.wrapping_sub(before.others);
+    let others = poll(client)?.others.wrapping_sub(before.others);
     let each_second = others as f64 / begun.elapsed().as_secs_f64();
     if each_second > QUIET as f64 {
         return Err(disturbed(format!(
@@ -246,9 +246,9 @@ impl Ran {
 }
 
 fn run(client: &Client, drive: &mut Drive, load: &Load, plan: &MeasurePlan) -> Outcome<Ran> {
-    let before = look(client)?;
+    let before = poll(client)?;
     let counted = drive.load(load)?;
-    let after = look(client)?;
+    let after = poll(client)?;
     if after.generation != before.generation {
         return Err(Failure::new("the engine was replaced meanwhile").hint("try again"));
     }

@@ -26,7 +26,7 @@ const LEAST_BYTES: u64 = 4 << 20;
 /// All volumes use at most one part in this number of the free space.
 const PART: u64 = 4;
 /// The limit for zero-filling before the start.
-const LAUNDER_LIMIT: Duration = Duration::from_secs(10);
+const ZERO_FILL_LIMIT: Duration = Duration::from_secs(10);
 /// The limit for an export to release its volume.
 const REMOVE_LIMIT: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(50);
@@ -43,13 +43,13 @@ impl Scratch {
     /// Removes leftovers and waits for freed space.
     pub(super) fn make(client: &Client, bytes: u64, volumes: u64) -> Outcome<Self> {
         refuse_another(client)?;
-        begun(client, LAUNDER_LIMIT + 2 * REMOVE_LIMIT)?;
+        begun(client, ZERO_FILL_LIMIT + 2 * REMOVE_LIMIT)?;
         let mut scratch = Self {
             client: client.clone(),
             bytes: 0,
         };
         remove(client)?;
-        let until = Instant::now() + LAUNDER_LIMIT;
+        let until = Instant::now() + ZERO_FILL_LIMIT;
         let pool = loop {
             let pool: PoolInfo = client.get("/v1/pool")?;
             if pool.dirty_bytes == 0 || Instant::now() > until {

@@ -8,7 +8,7 @@ use forebay_engine::core::staging::MAX_TRANSFER_BYTES;
 use forebay_engine::limits;
 use forebay_nvme::reservation::MAX_REGISTRANTS;
 use forebay_qos::budget::{MOST, MOST_CREDIT_SECONDS};
-use forebay_xlate::boundary::message::MAX_MACHINE_QUEUES;
+use forebay_xlate::boundary::message::MAX_VM_QUEUES;
 use forebay_xlate::boundary::region::{
     MAX_CONTROLLERS, MAX_DEVICES, MAX_LANES, MAX_QUEUE_ENTRIES, MAX_QUEUES, MAX_REACTORS,
     MAX_TENANTS, R2T_PARTS,
@@ -18,7 +18,7 @@ use forebay_xlate::boundary::region::{
 fn the_page_of_limits_has_not_drifted() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/src/limits.md");
     let mut page = std::fs::read_to_string(path).unwrap();
-    assert_eq!(limits::NVME_QUEUES, MAX_MACHINE_QUEUES);
+    assert_eq!(limits::NVME_QUEUES, MAX_VM_QUEUES);
     for (what, number) in [
         ("exports", MAX_LANES.to_string()),
         (

@@ -4,7 +4,7 @@ use forebay_control::model::events::utc;
 use forebay_control::model::{Done, Export, ExportCreate, ExportFrontend, ExportUpdate};
 
 use super::attach::{ANY_ADDRESS, attach_commands};
-use super::machine::{attach_text, owner_ids};
+use super::vm::{attach_text, owner_ids};
 use crate::cli::{ExportCommand, ExportCreateArgs};
 use crate::context::Context;
 use crate::failure::{Failure, Outcome, While};
@@ -69,14 +69,14 @@ fn body(args: ExportCreateArgs) -> Outcome<ExportCreate> {
         (_, true) => ExportFrontend::VhostUser,
         _ => ExportFrontend::NvmeTcp,
     };
-    let is_machine = frontend != ExportFrontend::NvmeTcp;
-    if !is_machine && (args.vm_socket.is_some() || args.owner.is_some()) {
+    let is_vm = frontend != ExportFrontend::NvmeTcp;
+    if !is_vm && (args.vm_socket.is_some() || args.owner.is_some()) {
         return Err(
             Failure::invalid("only a machine's export has a socket of its own")
                 .hint("say --nvme-pcie or --vhost-user"),
         );
     }
-    if !is_machine && args.hosts.is_empty() && !args.any_host {
+    if !is_vm && args.hosts.is_empty() && !args.any_host {
         return Err(
             Failure::invalid("nobody could connect to this export").hint(
                 "name the hosts with --host NQN (on Linux: cat /etc/nvme/hostnqn), or let \
@@ -151,7 +151,7 @@ fn name(export: &Export) -> String {
     }
 }
 
-fn show_machine(export: &Export) -> String {
+fn show_vm(export: &Export) -> String {
     let frontend = match (export.frontend, export.mapped_doorbells) {
         (ExportFrontend::NvmePcie, false) => "NVMe over vfio-user, doorbells trapped".to_owned(),
         (ExportFrontend::NvmePcie, true) => "NVMe over vfio-user, doorbells mapped".to_owned(),
@@ -182,7 +182,7 @@ fn show_machine(export: &Export) -> String {
 
 fn show(export: &Export) -> String {
     if export.frontend != ExportFrontend::NvmeTcp {
-        return show_machine(export);
+        return show_vm(export);
     }
     let hosts = if export.any_host {
         "any".to_owned()

@@ -3,7 +3,6 @@
 pub(crate) mod attach;
 pub(crate) mod events;
 pub(crate) mod export;
-mod machine;
 pub(crate) mod pool;
 pub(crate) mod port;
 pub(crate) mod scheduling;
@@ -11,4 +10,5 @@ pub(crate) mod status;
 pub(crate) mod tenant;
 pub(crate) mod terminal;
 pub(crate) mod top;
+mod vm;
 pub(crate) mod volume;

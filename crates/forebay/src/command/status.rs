@@ -53,8 +53,8 @@ pub(crate) fn shutdown(context: &Context) -> Outcome {
     let _: Done = context.client.post("/v1/shutdown", &())?;
     let mut ended = [PollFd::new(&daemon, PollFlags::IN)];
     if poll(&mut ended, Some(&SHUTDOWN_LIMIT)).while_doing("wait for the daemon's end")? == 0 {
-        let told = format!("the daemon (pid {}) has not ended yet", status.daemon_pid);
-        return Err(Failure::new(told).hint("its log says what it waits for"));
+        let reported = format!("the daemon (pid {}) has not ended yet", status.daemon_pid);
+        return Err(Failure::new(reported).hint("its log says what it waits for"));
     }
     context.output.done(&Done {
         done: "engine and daemon have ended".to_owned(),

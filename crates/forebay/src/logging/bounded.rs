@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use tracing_subscriber::fmt::MakeWriter;
 
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 pub(super) struct BoundedLog(Mutex<Inner>);
 
@@ -20,7 +20,7 @@ struct Inner {
     path: PathBuf,
     file: Option<File>,
     is: (u64, u64),
-    looked: Option<Instant>,
+    polled: Option<Instant>,
     len_bytes: u64,
     max_bytes: u64,
     unwritten: Vec<u8>,
@@ -32,7 +32,7 @@ impl BoundedLog {
             path: path.to_owned(),
             file: None,
             is: (0, 0),
-            looked: None,
+            polled: None,
             len_bytes: 0,
             max_bytes,
             unwritten: Vec::new(),
@@ -46,7 +46,7 @@ impl BoundedLog {
     /// Opens the file if needed; writes the kept lines.
     pub(super) fn open(&self) -> io::Result<()> {
         let mut inner = self.inner();
-        inner.looked = None;
+        inner.polled = None;
         inner.put(&[])
     }
 
@@ -81,11 +81,11 @@ impl Inner {
     }
 
     /// Closes a file that left its path.
-    fn look(&mut self) {
-        if self.looked.is_some_and(|at| at.elapsed() < LOOK_EVERY) {
+    fn poll(&mut self) {
+        if self.polled.is_some_and(|at| at.elapsed() < POLL_INTERVAL) {
             return;
         }
-        self.looked = Some(Instant::now());
+        self.polled = Some(Instant::now());
         let there = self.path.metadata().map(|is| (is.dev(), is.ino()));
         if there.ok() != Some(self.is) {
             self.file = None;
@@ -93,7 +93,7 @@ impl Inner {
     }
 
     fn put(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.look();
+        self.poll();
         let before = std::mem::take(&mut self.unwritten);
         let mut written = self.append(&before);
         match &written {

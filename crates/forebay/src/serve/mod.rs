@@ -78,7 +78,7 @@ pub(crate) fn serve(
     forebay_engine::signals::reset().while_doing("forget inherited signals")?;
     limits::raise();
     if args.check {
-        return tell_beforehand(args, socket, output);
+        return warn_beforehand(args, socket, output);
     }
     let config = configuration(args, socket)?;
     limits::check(config.reactors)?;
@@ -154,7 +154,7 @@ fn configuration(args: &ServeArgs, socket: Option<PathBuf>) -> Outcome<Config> {
     Ok(config)
 }
 
-fn tell_beforehand(args: &ServeArgs, socket: Option<PathBuf>, output: Output) -> Outcome<ExitCode> {
+fn warn_beforehand(args: &ServeArgs, socket: Option<PathBuf>, output: Output) -> Outcome<ExitCode> {
     let config = configuration(args, socket)?;
     Ok(match check::check(&config, output)? {
         true => ExitCode::SUCCESS,

@@ -31,7 +31,7 @@ pub enum WriteGoal {
     /// After this time.
     Duration(Duration),
     /// When the progress callback breaks.
-    UntilTold,
+    UntilReported,
 }
 
 /// Progress of the verifier.
@@ -173,7 +173,7 @@ impl Verifier {
     ) -> Result<WriteReport, Error> {
         self.begin(Phase::Write)?;
         let begun = Instant::now();
-        let mut told = begun;
+        let mut reported = begun;
         let mut left = match goal {
             WriteGoal::Bytes(bytes) => bytes.div_ceil(u64::from(self.spec.block_bytes)),
             _ => u64::MAX,
@@ -184,12 +184,12 @@ impl Verifier {
             if matches!(goal, WriteGoal::Duration(limit) if elapsed >= limit) {
                 left = 0;
             }
-            if told.elapsed() >= PROGRESS {
-                told = Instant::now();
+            if reported.elapsed() >= PROGRESS {
+                reported = Instant::now();
                 let fraction = match goal {
                     WriteGoal::Bytes(_) => self.stats.writes as f64 / all.max(1) as f64,
                     WriteGoal::Duration(d) => elapsed.as_secs_f64() / d.as_secs_f64().max(1e-9),
-                    WriteGoal::UntilTold => 0.0,
+                    WriteGoal::UntilReported => 0.0,
                 };
                 if progress(&self.progress(elapsed, self.stats.bytes, fraction)).is_break() {
                     left = 0;
@@ -245,12 +245,12 @@ impl Verifier {
     ) -> Result<VerifyReport, Error> {
         self.begin(Phase::Read)?;
         let begun = Instant::now();
-        let mut told = begun;
+        let mut reported = begun;
         let blocks = self.model.blocks();
         let mut next = 0;
         loop {
-            if told.elapsed() >= PROGRESS {
-                told = Instant::now();
+            if reported.elapsed() >= PROGRESS {
+                reported = Instant::now();
                 let fraction = f64::from(next) / f64::from(blocks);
                 progress(&self.progress(begun.elapsed(), self.report.bytes, fraction));
             }

@@ -42,8 +42,8 @@ pub struct Ana {
 impl Controller {
     /// Sets the state; the host is notified if it saw another.
     pub fn ana_is(&mut self, state: AnaState) {
-        let told = std::mem::replace(&mut self.state.ana_told, state as u8);
-        if told != 0 && told != state as u8 {
+        let reported = std::mem::replace(&mut self.state.ana_reported, state as u8);
+        if reported != 0 && reported != state as u8 {
             self.state.raise(events::EVENT_ANA, feature::AEC_ANA_CHANGE);
         }
     }

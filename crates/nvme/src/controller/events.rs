@@ -90,7 +90,7 @@ impl Controller {
         let pending = self.state.events_pending;
         let (event, mut result) = *EVENTS.iter().find(|(event, _)| pending & event != 0)?;
         let cid = self.state.take_request(REQUEST_WAITING)?;
-        if event == EVENT_SMART && self.state.warnings_told & WARNING_SPARE != 0 {
+        if event == EVENT_SMART && self.state.warnings_reported & WARNING_SPARE != 0 {
             result |= SPARE_BELOW_THRESHOLD;
         }
         self.state.events_pending &= !event;
@@ -127,7 +127,7 @@ impl Controller {
 
     /// Sets the SMART / Health critical warnings. New ones are reported if enabled.
     pub fn warnings_are(&mut self, warnings: u8) {
-        let new = warnings & !std::mem::replace(&mut self.state.warnings_told, warnings);
+        let new = warnings & !std::mem::replace(&mut self.state.warnings_reported, warnings);
         self.state
             .raise(EVENT_SMART, u32::from(new) & feature::AEC_SMART_WARNINGS);
     }

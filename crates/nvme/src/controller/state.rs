@@ -72,9 +72,9 @@ pub struct ControllerState {
     /// Their types, oldest first.
     pub reservation_queue: [u8; MAX_RESERVATION_NOTICES],
     /// The last ANA state reported, or 0.
-    pub ana_told: u8,
+    pub ana_reported: u8,
     /// The last critical warnings seen.
-    pub warnings_told: u8,
+    pub warnings_reported: u8,
     /// Interrupt Coalescing: threshold (0's based), time in 100 us.
     pub interrupt_coalescing: [u8; 2],
     /// Coalescing Disable: bit n is vector n.
@@ -159,7 +159,7 @@ impl ControllerState {
             queued.is_some_and(|queued| queued.iter().all(known)),
             "reservation_queue",
         )?;
-        ok(self.ana_told <= MAX_ANA_STATE, "ana_told")?;
+        ok(self.ana_reported <= MAX_ANA_STATE, "ana_told")?;
         Nqn::host_from_field(&self.hostnqn).map_err(|_| StateError("hostnqn"))
     }
 }

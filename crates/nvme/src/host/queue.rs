@@ -190,7 +190,7 @@ impl HostQueue {
 
     /// Begins a command: sets identifier and data pointer. `None`: no free slot.
     pub fn begin(&mut self, sqe: Sqe, transfer: HostTransfer) -> Option<Begun> {
-        let (slot, cid) = self.slots.take()?;
+        let (slot, cid) = self.slots.claim()?;
         let in_capsule_bytes = match transfer {
             HostTransfer::ToController(bytes) if bytes <= self.max_in_capsule_bytes => bytes,
             _ => 0,

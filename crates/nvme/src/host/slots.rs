@@ -46,7 +46,7 @@ impl CommandSlots {
     }
 
     /// Takes a slot: number and command identifier.
-    pub fn take(&mut self) -> Option<(u16, u16)> {
+    pub fn claim(&mut self) -> Option<(u16, u16)> {
         let slot = self.free.pop()?;
         self.states[usize::from(slot)] = State::Busy;
         Some((slot, self.cids[usize::from(slot)]))
@@ -91,7 +91,7 @@ mod tests {
     #[test]
     fn an_identifier_is_valid_only_while_in_use() {
         let mut slots = CommandSlots::new(3);
-        let (slot, cid) = slots.take().unwrap();
+        let (slot, cid) = slots.claim().unwrap();
         assert_eq!(slots.find(cid), Some(slot));
         assert_eq!(slots.find(cid.wrapping_add(4)), None);
         slots.end(slot);
@@ -100,7 +100,7 @@ mod tests {
         slots.give_back(slot);
         assert_eq!(slots.find(cid), None);
         assert_eq!(slots.in_use(), 0);
-        let again = slots.take().unwrap();
+        let again = slots.claim().unwrap();
         assert_eq!(again.0, slot);
         assert_ne!(again.1, cid);
     }
@@ -109,7 +109,7 @@ mod tests {
     fn slots_run_out_and_are_distinct() {
         let mut slots = CommandSlots::new(128);
         let mut seen = std::collections::BTreeSet::new();
-        while let Some((slot, cid)) = slots.take() {
+        while let Some((slot, cid)) = slots.claim() {
             assert!(seen.insert(cid));
             assert_eq!(slots.find(cid), Some(slot));
         }
@@ -120,11 +120,11 @@ mod tests {
     fn the_forbidden_identifier_is_never_used() {
         let mut slots = CommandSlots::new(16);
         for _ in 0..16 {
-            slots.take();
+            slots.claim();
         }
         for _ in 0..10_000 {
             slots.give_back(15);
-            let (slot, cid) = slots.take().unwrap();
+            let (slot, cid) = slots.claim().unwrap();
             assert_eq!(slot, 15);
             assert_ne!(cid, u16::MAX);
             assert_eq!(slots.find(cid), Some(15));

@@ -81,7 +81,7 @@ impl Sq {
 
     /// Takes `count` commands of the run.
     #[inline]
-    pub fn take(&mut self, count: u32) {
+    pub fn consume(&mut self, count: u32) {
         self.taken += u64::from(count);
         self.head += count;
         if self.head >= self.entries {

@@ -400,7 +400,7 @@ impl Reservations {
                     | ReservationType::ExclusiveAccessRegistrantsOnly
             )
         ) {
-            self.tell_registrants(&host);
+            self.notify_registrants(&host);
         }
     }
 
@@ -456,7 +456,7 @@ impl Reservations {
             self.hold(rtype, host);
         }
         if before.is_some() && self.reservation_type() != before {
-            self.tell_registrants(&host);
+            self.notify_registrants(&host);
         }
         Ok(())
     }
@@ -474,13 +474,13 @@ impl Reservations {
         }
         self.held = None;
         if held.rtype.serves_registrants() {
-            self.tell_registrants(&host);
+            self.notify_registrants(&host);
         }
         Ok(true)
     }
 
     /// Notifies other registrants of a release.
-    fn tell_registrants(&mut self, but: &HostId) {
+    fn notify_registrants(&mut self, but: &HostId) {
         for at in 0..self.registrants.len() {
             let host = self.registrants[at].host;
             self.tell(host, but, NoticeKind::ReservationReleased);

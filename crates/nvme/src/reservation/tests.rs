@@ -33,7 +33,7 @@ struct Table {
     holder: usize,
     generation: u32,
     ptpl: bool,
-    told: Vec<(usize, u8)>,
+    reported: Vec<(usize, u8)>,
 }
 
 const OK: u16 = 0;
@@ -62,8 +62,8 @@ impl Table {
         }
     }
 
-    fn tell_rows(&mut self, rows: impl Iterator<Item = usize>, but: usize, what: u8) {
-        self.told
+    fn publish_rows(&mut self, rows: impl Iterator<Item = usize>, but: usize, what: u8) {
+        self.reported
             .extend(rows.filter(|&h| h != but).map(|h| (h, what)));
     }
 
@@ -95,7 +95,7 @@ impl Table {
                     let old = self.rtype;
                     self.drop_rows(&[h]);
                     if self.rtype == 0 && (old == 3 || old == 4) {
-                        self.tell_rows(rows(&self.keys).into_iter(), h, 2);
+                        self.publish_rows(rows(&self.keys).into_iter(), h, 2);
                     }
                 }
                 2 if !iekey && (self.keys[h] == 0 || self.keys[h] != crkey) => return CONFLICT,
@@ -151,12 +151,12 @@ impl Table {
                 };
                 let old = self.rtype;
                 self.drop_rows(&gone);
-                self.tell_rows(gone.into_iter(), h, 1);
+                self.publish_rows(gone.into_iter(), h, 1);
                 if let Some(rtype) = becomes {
                     (self.rtype, self.holder) = (rtype, h);
                 }
                 if old != 0 && self.rtype != old {
-                    self.tell_rows(rows(&self.keys).into_iter(), h, 2);
+                    self.publish_rows(rows(&self.keys).into_iter(), h, 2);
                 }
             }
             (false, 0) if self.rtype == 0 => {}
@@ -165,7 +165,7 @@ impl Table {
             (false, 0) => {
                 let old = std::mem::take(&mut self.rtype);
                 if old > 2 {
-                    self.tell_rows(rows(&self.keys).into_iter(), h, 2);
+                    self.publish_rows(rows(&self.keys).into_iter(), h, 2);
                 }
             }
             (false, _) => {
@@ -173,7 +173,7 @@ impl Table {
                 let gone = rows(&self.keys);
                 self.rtype = 0;
                 self.keys = [0; HOSTS];
-                self.tell_rows(gone.into_iter(), h, 3);
+                self.publish_rows(gone.into_iter(), h, 3);
             }
         }
         OK
@@ -250,18 +250,18 @@ proptest! {
                 let access = state.access(&host(h));
                 prop_assert_eq!((access.read, access.write), table.may(h));
             }
-            let mut told: Vec<_> = state
+            let mut reported: Vec<_> = state
                 .notices_from(0)
                 .iter()
                 .map(|n| (usize::from(n.host[0]) - 1, n.kind as u8))
                 .collect();
             // The order within a command is arbitrary.
-            let mut wanted = table.told.split_off(table.told.len() - told.len());
-            prop_assert_eq!(table.told.len() as u64 + told.len() as u64, state.notices_end());
-            table.told.extend(wanted.iter().copied());
-            told.sort_unstable();
+            let mut wanted = table.reported.split_off(table.reported.len() - reported.len());
+            prop_assert_eq!(table.reported.len() as u64 + reported.len() as u64, state.notices_end());
+            table.reported.extend(wanted.iter().copied());
+            reported.sort_unstable();
             wanted.sort_unstable();
-            prop_assert_eq!(told, wanted);
+            prop_assert_eq!(reported, wanted);
         }
         let bytes = postcard::to_stdvec(&state).unwrap();
         prop_assert_eq!(postcard::from_bytes::<Reservations>(&bytes).unwrap(), state);

@@ -35,7 +35,7 @@ type Definition = TableDefinition<'static, (u64, u64), &'static [u8]>;
 
 /// redb's cache in bytes. After the load only inner pages matter.
 const CACHE_BYTES: usize = 16 << 20;
-const LOOK_AGAIN: Duration = Duration::from_millis(20);
+const POLL_AGAIN: Duration = Duration::from_millis(20);
 /// A record's key and overhead in a page.
 const RECORD_BYTES: u64 = 24;
 
@@ -163,10 +163,10 @@ impl Catalog {
         Ok(catalog)
     }
 
-    /// `told` has each label's owner and epoch.
-    pub(crate) fn open(found: Vec<FoundArea>, told: &[(String, Epoch)]) -> Result<Self> {
+    /// `given` has each label's owner and epoch.
+    pub(crate) fn open(found: Vec<FoundArea>, given: &[(String, Epoch)]) -> Result<Self> {
         Ok(Self::new(
-            Mirror::open(found, told).map_err(|error| area_error(&error))?,
+            Mirror::open(found, given).map_err(|error| area_error(&error))?,
         ))
     }
 
@@ -200,8 +200,8 @@ impl Catalog {
         }
     }
 
-    pub(crate) fn add_places(&self, areas: &[Area]) {
-        self.file.add_places(areas);
+    pub(crate) fn add_areas(&self, areas: &[Area]) {
+        self.file.add_areas(areas);
     }
 
     /// Runs `work` while no transaction runs.
@@ -297,7 +297,7 @@ impl Catalog {
             self.recount.store(true, Ordering::Relaxed);
             // There is no other copy; an error would reach hosts.
             while self.file.is_stuck() {
-                std::thread::sleep(LOOK_AGAIN);
+                std::thread::sleep(POLL_AGAIN);
             }
         }
         match result {

@@ -256,8 +256,8 @@ impl Check {
             count(ExtentState::Freed),
         );
         let volumes = || pool.volumes.by_id.values();
-        let owed = volumes().map(|volume| volume.owed).sum();
-        compare("extents promised", pool.volumes.promised, owed);
+        let entitlement = volumes().map(|volume| volume.entitlement).sum();
+        compare("extents promised", pool.volumes.promised, entitlement);
         let bytes = volumes().map(|volume| volume.catalog_bytes).sum();
         compare(
             "bytes of the catalog promised",
@@ -336,10 +336,10 @@ impl Check {
         if let Some(what) = volume.pending.contradiction() {
             self.report.problem(format!("{id}: {what}"));
         }
-        if volume.account(pool.info.extent_bytes) != (volume.owed, volume.catalog_bytes) {
+        if volume.account(pool.info.extent_bytes) != (volume.entitlement, volume.catalog_bytes) {
             self.report.problem(format!(
                 "{id} is owed {} extents and {} bytes of the catalog, and {:?} would be right",
-                volume.owed,
+                volume.entitlement,
                 volume.catalog_bytes,
                 volume.account(pool.info.extent_bytes)
             ));
@@ -357,15 +357,15 @@ impl Check {
                 .problem(format!("{id} is not known by its tenant and name"));
         }
         let incoming: u64 = volume.incoming.iter().map(|(_, run)| run.count).sum();
-        let stock: u64 = volume.stock.iter().map(|run| run.count).sum();
-        if (incoming, stock) != (volume.incoming_extents, volume.stock.extents()) {
+        let spare: u64 = volume.spare.iter().map(|run| run.count).sum();
+        if (incoming, spare) != (volume.incoming_extents, volume.spare.extents()) {
             self.report.problem(format!(
-                "{id} has {stock} extents of stock and {incoming} coming, and counts {} and {}",
-                volume.stock.extents(),
+                "{id} has {spare} extents of stock and {incoming} coming, and counts {} and {}",
+                volume.spare.extents(),
                 volume.incoming_extents
             ));
         }
-        for run in volume.stock.iter() {
+        for run in volume.spare.iter() {
             self.claim_reserved(pool, id, run);
         }
         for (_, run) in &volume.incoming {

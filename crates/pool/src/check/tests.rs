@@ -113,8 +113,8 @@ fn a_sound_pool_is_clean_and_stays_so() {
     world.pool.delete_volume(world.b, &BTreeSet::new()).unwrap();
     assert_eq!(world.pool.check().unwrap().problems, []);
     world.commit();
-    world.pool.return_idle_stock();
-    world.pool.return_idle_stock();
+    world.pool.return_idle_spare();
+    world.pool.return_idle_spare();
     assert_eq!(world.pool.check().unwrap().problems, []);
     world.commit();
     let devices = world.pool.devices().to_vec();
@@ -150,7 +150,7 @@ fn a_check_under_way_is_not_deceived_by_what_changes() {
                 2 => {
                     for device in [0, 1] {
                         for run in world.pool.take_dirty(DeviceIndex(device), 100) {
-                            world.pool.laundered(run).unwrap();
+                            world.pool.zero_filled(run).unwrap();
                         }
                     }
                 }
@@ -173,9 +173,9 @@ fn damage_is_named() {
             world.volume(b).map.insert(1999, run.device, run.first.0);
         }),
         ("two owners", |world| {
-            let run = world.volume(world.a).stock.iter().next().unwrap();
+            let run = world.volume(world.a).spare.iter().next().unwrap();
             let b = world.b;
-            world.volume(b).stock.insert(run);
+            world.volume(b).spare.insert(run);
         }),
         ("its state is Clean", |world| {
             let run = world.place(world.a, 0);
@@ -206,7 +206,7 @@ fn damage_is_named() {
             world.volume(a).pending.add(1700, D0, 1);
         }),
         ("which are not reserved for it", |world| {
-            let run = world.volume(world.a).stock.iter().next().unwrap();
+            let run = world.volume(world.a).spare.iter().next().unwrap();
             world.pool.allocator.reservations.remove(run);
             let b = world.b;
             world.pool.allocator.reservations.insert(run, b);
@@ -223,7 +223,7 @@ fn damage_is_named() {
         }),
         ("is owed", |world| {
             let b = world.b;
-            world.volume(b).owed += 1;
+            world.volume(b).entitlement += 1;
         }),
         ("listed as quarantined", |world| {
             let last = world.pool.devices[0].extents - 1;
@@ -272,21 +272,21 @@ fn leaks_are_found_and_become_dirty_once() {
     let a = world.a;
     let lost = world.place(a, 90);
     world.volume(a).map.remove(90, 1);
-    let stock = world.volume(a).stock.iter().next().unwrap();
-    assert!(world.volume(a).stock.take(stock));
+    let spare = world.volume(a).spare.iter().next().unwrap();
+    assert!(world.volume(a).spare.take(spare));
     world.pool.volumes.settle_account(a);
     let report = world.pool.check().unwrap();
-    assert_eq!(report.leaked_extents, 1 + stock.count);
+    assert_eq!(report.leaked_extents, 1 + spare.count);
     assert_eq!(report.problems.len(), 1, "{:?}", report.problems);
     assert!(report.problems[0].repairable);
-    assert_eq!(world.pool.repair(&report).unwrap(), 1 + stock.count);
+    assert_eq!(world.pool.repair(&report).unwrap(), 1 + spare.count);
     assert_eq!(world.pool.repair(&report).unwrap(), 0, "not again");
     world.commit();
     assert_eq!(
         world.pool.allocator().extent_state(lost),
         Some(ExtentState::Dirty)
     );
-    assert_eq!(world.pool.space().dirty, space.dirty + 1 + stock.count);
+    assert_eq!(world.pool.space().dirty, space.dirty + 1 + spare.count);
     assert!(world.pool.check().unwrap().is_clean());
     assert!(world.pool.repair(&report).is_err(), "an old report");
 }

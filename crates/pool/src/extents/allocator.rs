@@ -143,13 +143,13 @@ impl Allocator {
     /// Takes up to `want` clean extents for a volume with these spare ones.
     pub(crate) fn take_clean(
         &mut self,
-        stock: &RunSet,
+        spare: &RunSet,
         want: u64,
         placement: Placement,
     ) -> Vec<DeviceRun> {
         let mut runs = Vec::new();
         let mut left = want;
-        for (device, share) in self.shares(stock, want, placement) {
+        for (device, share) in self.shares(spare, want, placement) {
             let mut share = share.min(left);
             while share > 0 {
                 let Some(run) = self.extents.take_clean(device, share) else {
@@ -164,7 +164,7 @@ impl Allocator {
     }
 
     /// The most that each device gives.
-    fn shares(&self, stock: &RunSet, want: u64, placement: Placement) -> Vec<(DeviceIndex, u64)> {
+    fn shares(&self, spare: &RunSet, want: u64, placement: Placement) -> Vec<(DeviceIndex, u64)> {
         let free: Vec<(DeviceIndex, u64)> = (0..self.extents.devices())
             .map(|device| DeviceIndex(device as u8))
             .map(|device| (device, self.extents.clean_on(device)))
@@ -174,7 +174,7 @@ impl Allocator {
             return free;
         }
         let all: u128 = free.iter().map(|(_, free)| u128::from(*free)).sum();
-        let there = |device| stock.extents_on(device);
+        let there = |device| spare.extents_on(device);
         let goal: u64 = want + free.iter().map(|(device, _)| there(*device)).sum::<u64>();
         // Devices that most lack their share come first.
         let mut shares: Vec<(u64, DeviceIndex, u64)> = free
@@ -212,7 +212,7 @@ impl Allocator {
     pub(crate) fn check_zeroing(&self, run: DeviceRun) -> Result<()> {
         if self
             .extents
-            .all(run, |state| state == ExtentState::Laundering)
+            .all(run, |state| state == ExtentState::ZeroFilling)
         {
             return Ok(());
         }

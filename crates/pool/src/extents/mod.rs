@@ -46,7 +46,7 @@ pub enum ExtentState {
     /// A write to it may be in flight.
     Quarantined = 4,
     /// Dirty, and being zeroed. Stored as dirty.
-    Laundering = 5,
+    ZeroFilling = 5,
     /// Becomes dirty when its batch is durable; until then a crash restores its owner. Stored as
     /// dirty.
     Freed = 6,
@@ -68,7 +68,7 @@ impl ExtentState {
 
     fn from_memory(byte: u8) -> Self {
         match byte {
-            5 => Self::Laundering,
+            5 => Self::ZeroFilling,
             6 => Self::Freed,
             // Only `set` and the loader write these bytes.
             byte => Self::from_stored(byte).unwrap_or(Self::Quarantined),
@@ -77,7 +77,7 @@ impl ExtentState {
 
     fn stored(self) -> u8 {
         match self {
-            Self::Laundering | Self::Freed => Self::Dirty as u8,
+            Self::ZeroFilling | Self::Freed => Self::Dirty as u8,
             other => other as u8,
         }
     }
@@ -194,7 +194,7 @@ impl DeviceExtents {
 
     fn all_dirty(&self) -> u64 {
         self.count(ExtentState::Dirty)
-            + self.count(ExtentState::Laundering)
+            + self.count(ExtentState::ZeroFilling)
             + self.count(ExtentState::Freed)
     }
 
@@ -394,8 +394,8 @@ impl Extents {
             dirty,
             quarantined: device.count(ExtentState::Quarantined),
             unavailable: if device.is_online() { 0 } else { clean + dirty },
-            stock: 0,
-            ahead: 0,
+            spare: 0,
+            preallocated: 0,
             promised: 0,
         }
     }
@@ -409,7 +409,7 @@ impl Extents {
     }
 
     pub(crate) fn take_dirty(&mut self, device: DeviceIndex, max: u64) -> Option<DeviceRun> {
-        self.take(device, max, ExtentState::Laundering)
+        self.take(device, max, ExtentState::ZeroFilling)
     }
 
     fn take(&mut self, index: DeviceIndex, max: u64, state: ExtentState) -> Option<DeviceRun> {
@@ -417,7 +417,7 @@ impl Extents {
             .devices
             .get_mut(usize::from(index.0))
             .filter(|device| device.is_online())?;
-        let bits = if state == ExtentState::Laundering {
+        let bits = if state == ExtentState::ZeroFilling {
             &mut device.dirty
         } else {
             &mut device.clean

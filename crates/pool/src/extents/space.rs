@@ -23,9 +23,9 @@ pub struct Space {
     /// Blocked by a hanging request.
     pub quarantined: u64,
     /// Part of `reserved`: never granted, and given to others if necessary.
-    pub stock: u64,
+    pub spare: u64,
     /// Part of `reserved` and `owned`: preallocated, and taken back if necessary.
-    pub ahead: u64,
+    pub preallocated: u64,
     /// Space reservations not yet taken.
     pub promised: u64,
     /// Part of `clean` and `dirty`: on unusable devices.
@@ -39,7 +39,8 @@ impl Space {
     }
 
     fn used(&self) -> u64 {
-        (self.reserved + self.owned + self.quarantined).saturating_sub(self.stock + self.ahead)
+        (self.reserved + self.owned + self.quarantined)
+            .saturating_sub(self.spare + self.preallocated)
     }
 
     /// Used bytes; quarantined extents count, spare and preallocated ones do not.
@@ -54,7 +55,7 @@ impl Space {
 
     /// Bytes available to any volume, now or after zero-filling.
     pub fn free_bytes(&self) -> u64 {
-        (self.clean + self.dirty + self.stock + self.ahead)
+        (self.clean + self.dirty + self.spare + self.preallocated)
             .saturating_sub(self.promised + self.unavailable)
             .saturating_mul(self.extent_bytes)
     }
@@ -172,7 +173,7 @@ mod tests {
             clean: 100,
             reserved: 200,
             owned: 700,
-            stock: 101,
+            spare: 101,
             ..Space::default()
         };
         assert_eq!(space.used_percent(), 79);

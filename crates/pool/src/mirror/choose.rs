@@ -80,7 +80,7 @@ impl Mirror {
     pub(super) fn refuse_older(
         found: &[FoundArea],
         best: usize,
-        told: &[(String, Epoch)],
+        given: &[(String, Epoch)],
     ) -> io::Result<()> {
         let at = found[best].area.device;
         let Ok(content) = &found[best].content else {
@@ -108,7 +108,7 @@ impl Mirror {
                 )));
             }
         }
-        for (spec, epoch) in told {
+        for (spec, epoch) in given {
             if best.lineage.knows(epoch) {
                 continue;
             }

@@ -93,11 +93,11 @@ impl Mirror {
     }
 
     /// Opens the file from the areas present. Only areas that hold something become copies now; see
-    /// [`Mirror::settle`]. `told` is the labels' knowledge. Writes nothing unless the best copy has
+    /// [`Mirror::settle`]. `given` is the labels' knowledge. Writes nothing unless the best copy has
     /// all that any copy is known to have had.
-    pub(crate) fn open(mut found: Vec<FoundArea>, told: &[(String, Epoch)]) -> io::Result<Self> {
+    pub(crate) fn open(mut found: Vec<FoundArea>, given: &[(String, Epoch)]) -> io::Result<Self> {
         let best = Self::best(&found)?;
-        Self::refuse_older(&found, best, told)?;
+        Self::refuse_older(&found, best, given)?;
         let winner = found.swap_remove(best);
         let Ok(content) = winner.content else {
             return Err(damaged("the catalog's best copy is none"));
@@ -168,7 +168,7 @@ impl Mirror {
         })
     }
 
-    pub(crate) fn add_places(&self, areas: &[Area]) {
+    pub(crate) fn add_areas(&self, areas: &[Area]) {
         let mut state = self.lock();
         for area in areas {
             if !state.places.iter().any(|place| place.is(area)) {
@@ -179,7 +179,7 @@ impl Mirror {
 
     /// Puts the second copy on another device than the first, if there is one.
     pub(crate) fn settle(&self, areas: &[Area]) -> io::Result<()> {
-        self.add_places(areas);
+        self.add_areas(areas);
         let mut state = self.lock();
         state.sync()?;
         let Some(first) = state.replicas.first().map(|replica| replica.area.clone()) else {
@@ -356,8 +356,8 @@ impl State {
         area: &Area,
         known: Option<AreaContent>,
     ) -> io::Result<Replica> {
-        let is_ahead = |table: &CopyTable| table.block.seq.get() > self.seq;
-        if self.alone && self.tables_dirty || self.tables.iter().any(is_ahead) {
+        let is_preallocated = |table: &CopyTable| table.block.seq.get() > self.seq;
+        if self.alone && self.tables_dirty || self.tables.iter().any(is_preallocated) {
             // Tables must not change below, nor belong to a failed sync.
             self.sync()?;
         }

@@ -60,7 +60,7 @@ impl Mirror {
         let answers = |area: &Area| probed.areas.iter().any(|probed| probed.is(area));
         state.removed(&answers);
         if state.lost.is_empty() {
-            state.tell_labels();
+            state.publish_labels();
             return Ok(());
         }
         state.sync()?;

@@ -19,7 +19,7 @@ struct Known {
     device: Uuid,
     store: Arc<dyn BlockStore>,
     /// The last epoch written, or tried.
-    told: Option<Epoch>,
+    given: Option<Epoch>,
     failed: bool,
 }
 
@@ -45,7 +45,7 @@ impl Labels {
             .iter_mut()
             .filter(|known| devices.contains(&known.device))
         {
-            known.told = None;
+            known.given = None;
         }
     }
 }
@@ -58,7 +58,7 @@ impl Mirror {
             labels.push(Known {
                 device,
                 store: store.clone(),
-                told: None,
+                given: None,
                 failed: false,
             });
         }
@@ -105,12 +105,12 @@ impl State {
     }
 
     /// Writes outdated labels. The epoch must be durable.
-    pub(super) fn tell_labels(&mut self) {
+    pub(super) fn publish_labels(&mut self) {
         let epoch = self.epoch();
         let mut repaired = Vec::new();
         for known in &mut self.labels.known {
-            if known.told != Some(epoch) {
-                known.told = Some(epoch);
+            if known.given != Some(epoch) {
+                known.given = Some(epoch);
                 match Label::note_epoch(known.store.as_ref(), known.device, epoch) {
                     Ok(None) => known.failed = false,
                     Ok(Some(device)) => {

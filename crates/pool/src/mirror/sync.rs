@@ -60,7 +60,7 @@ impl State {
             if failed.is_empty() {
                 self.sync_failed = false;
                 self.unsynced.clear();
-                self.tell_labels();
+                self.publish_labels();
                 return Ok(());
             }
             self.lose(failed);
@@ -108,7 +108,7 @@ impl State {
         }
         if failed.is_empty() {
             self.unsynced.clear();
-            self.tell_labels();
+            self.publish_labels();
             return Ok(());
         }
         self.lose(failed);

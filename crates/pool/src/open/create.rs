@@ -213,7 +213,7 @@ pub fn create(spec: &PoolSpec) -> Result<(Pool, Catalog)> {
         label.write(device.store.as_ref())?;
         catalog.add_label(label.device_uuid, &device.store);
     }
-    catalog.add_places(&places);
+    catalog.add_areas(&places);
     Ok((pool, catalog))
 }
 

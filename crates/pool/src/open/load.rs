@@ -159,7 +159,7 @@ impl Loader {
                 let device = u8::try_from(a).map_err(|_| wrong("a reservation on no device"))?;
                 for (run, id) in codec::decode_reservations(DeviceIndex(device), b, value)? {
                     self.claim(id, run, ExtentState::Reserved)?;
-                    self.volume(id.0)?.stock.insert(run);
+                    self.volume(id.0)?.spare.insert(run);
                     self.reservations.insert(run, id);
                 }
             }

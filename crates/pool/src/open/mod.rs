@@ -79,11 +79,11 @@ pub fn open(devices: &[OpenDevice]) -> Result<Opened> {
     refuse_mixtures(&labelled)?;
     let found = areas_to_trust(&labelled)?;
     let name = &labelled[0].label.pool_name;
-    let told: Vec<(String, Epoch)> = labelled
+    let given: Vec<(String, Epoch)> = labelled
         .iter()
         .map(|one| (one.device.spec.clone(), one.label.epoch))
         .collect();
-    let catalog = Catalog::open(found, &told).map_err(|error| {
+    let catalog = Catalog::open(found, &given).map_err(|error| {
         PoolError::new(
             error.kind,
             format!(

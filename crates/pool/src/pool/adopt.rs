@@ -29,7 +29,7 @@ pub struct AdoptionReport {
     /// Restored mappings, to be committed.
     pub uncommitted: u64,
     /// Reserved extents that are spare again.
-    pub stock: u64,
+    pub spare: u64,
     /// Extents that must be zero-filled.
     pub dirty: u64,
 }
@@ -71,7 +71,7 @@ impl Pool {
                     // Durable, or adopted a moment ago.
                     fresh |= target.pending.get(logical).is_some();
                 }
-                None if ours && logical < end && target.stock.take(run) => {
+                None if ours && logical < end && target.spare.take(run) => {
                     target.map.insert(logical, device, extent);
                     target.pending.add(logical, device, commit_seq);
                     fresh = true;
@@ -79,7 +79,7 @@ impl Pool {
                 _ => {
                     stale = true;
                     // It may hold data.
-                    if target.stock.take(run) {
+                    if target.spare.take(run) {
                         doubtful.push(run);
                     }
                 }
@@ -110,9 +110,9 @@ impl Pool {
         for volume in self.volumes.by_id.values_mut() {
             report.uncommitted += volume.pending.len();
             if same_boot {
-                report.stock += volume.stock.extents();
+                report.spare += volume.spare.extents();
             } else {
-                doubtful.extend(volume.stock.drain());
+                doubtful.extend(volume.spare.drain());
             }
         }
         let (allocator, journal) = (&mut self.allocator, &mut self.journal);

@@ -133,7 +133,7 @@ impl Pool {
             ));
         }
         let (allocator, journal) = (&mut self.allocator, &mut self.journal);
-        allocator.free_all(journal, &self.volumes.take_stock_on(device));
+        allocator.free_all(journal, &self.volumes.take_spare_on(device));
         allocator.distrust_clean(journal, device);
         Ok(())
     }

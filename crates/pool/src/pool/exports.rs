@@ -6,7 +6,7 @@ use crate::{
     records::{ExportId, ExportRecord, NewExport, TenantRecord, VolumeRecord},
     uuid::Uuid,
 };
-use forebay_xlate::boundary::message::{Frontend, MAX_MACHINE_QUEUES};
+use forebay_xlate::boundary::message::{Frontend, MAX_VM_QUEUES};
 use forebay_xlate::types::VolumeId;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -125,17 +125,17 @@ impl Exports {
     pub(super) fn check_new(&self, volume: &VolumeRecord, new: &NewExport) -> Result<()> {
         check_hosts(&new.hosts)?;
         let for_hosts = !new.hosts.is_empty() || new.any_host;
-        if for_hosts == new.frontend.is_machine() {
+        if for_hosts == new.frontend.is_vm() {
             return Err(PoolError::invalid(match for_hosts {
                 false => "an export that no host may use: name host NQNs, or allow any host",
                 true => "hosts are of NVMe/TCP: who may open a machine's socket is its client",
             }));
         }
         if let Frontend::VhostUser { queues, .. } = new.frontend
-            && !(1..=MAX_MACHINE_QUEUES).contains(&queues)
+            && !(1..=MAX_VM_QUEUES).contains(&queues)
         {
             return Err(PoolError::invalid(format!(
-                "a vhost-user disk has 1 to {MAX_MACHINE_QUEUES} queues"
+                "a vhost-user disk has 1 to {MAX_VM_QUEUES} queues"
             )));
         }
         let all_share = new.shared && self.of_volume(volume.id).all(|export| export.shared);
@@ -145,8 +145,8 @@ impl Exports {
                 volume.name
             )));
         }
-        let is_tcp = |export: &ExportRecord| !export.frontend.is_machine();
-        if !new.frontend.is_machine() && self.of_volume(volume.id).any(is_tcp) {
+        let is_tcp = |export: &ExportRecord| !export.frontend.is_vm();
+        if !new.frontend.is_vm() && self.of_volume(volume.id).any(is_tcp) {
             return Err(PoolError::exists(format!(
                 "volume {:?} is exported by NVMe/TCP, which has any number of hosts",
                 volume.name
@@ -171,7 +171,7 @@ impl Exports {
 
     pub(super) fn check_hosts(&self, export: ExportId, hosts: &[String]) -> Result<()> {
         check_hosts(hosts)?;
-        if self.get(export)?.frontend.is_machine() {
+        if self.get(export)?.frontend.is_vm() {
             return Err(PoolError::invalid(
                 "hosts are of NVMe/TCP: who may open a machine's socket is its client",
             ));

@@ -9,7 +9,7 @@
 //! - [`Pool::commit_mappings`]: the devices were flushed after the data arrived.
 //! - [`Pool::release`], [`Pool::delete_volume`]: grants were revoked and drained; extents that did
 //!   not drain are quarantined.
-//! - [`Pool::laundered`]: the run was zeroed, then the device flushed.
+//! - [`Pool::zero_filled`]: the run was zeroed, then the device flushed.
 //! - A non-durable mapping's grant table entry is written before the grant is sent. It stays until
 //!   the batch that commits or frees the mapping is durable, even on eviction.
 
@@ -18,9 +18,9 @@ use crate::{
     error::Result,
     extents::{ExtentState, quarantine::QuarantineMark, runs::DeviceRun, space::SpaceLevel},
     volumes::{
-        ahead::Around,
         faults::{FaultAnswer, Released},
-        stock::RESERVED_BYTES,
+        preallocated::Around,
+        spare::RESERVED_BYTES,
     },
 };
 use forebay_xlate::types::{DeviceIndex, ExtentIndex, VolumeId};
@@ -53,21 +53,22 @@ impl Pool {
         let placement = self.info.settings.placement;
         match volumes.allocate(allocator, placement, volume, logical.0)? {
             Some(answer) => Ok(answer),
-            None => volumes.why_no_stock(&allocator.extents, volume),
+            None => volumes.why_no_spare(&allocator.extents, volume),
         }
     }
 
     /// How many more extents may be preallocated for a volume: 0 if the pool is short.
-    pub fn room_ahead(&self, volume: VolumeId) -> u64 {
+    pub fn preallocation_room(&self, volume: VolumeId) -> u64 {
         if self.adopting || self.space_level() != SpaceLevel::Normal {
             return 0;
         }
-        self.volumes.room_ahead(&self.allocator.extents, volume)
+        self.volumes
+            .preallocation_room(&self.allocator.extents, volume)
     }
 
     /// Sets a volume's preallocated extents.
-    pub fn set_ahead(&mut self, volume: VolumeId, extents: u64) {
-        self.volumes.set_ahead(volume, extents);
+    pub fn set_preallocated(&mut self, volume: VolumeId, extents: u64) {
+        self.volumes.set_preallocated(volume, extents);
     }
 
     /// Answers a write fault at the unmapped `logical`: maps it and unmapped neighbours in
@@ -156,16 +157,16 @@ impl Pool {
     }
 
     /// Idle volumes return their spare extents. Returns their number. Call it about once a second.
-    pub fn return_idle_stock(&mut self) -> u64 {
+    pub fn return_idle_spare(&mut self) -> u64 {
         if self.adopting {
             return 0;
         }
         let (allocator, journal) = (&mut self.allocator, &mut self.journal);
-        self.volumes.return_idle_stock(allocator, journal)
+        self.volumes.return_idle_spare(allocator, journal)
     }
 
     /// Takes up to `max_extents` dirty extents to be zeroed. They stay untouched until
-    /// [`Pool::laundered`], [`Pool::launder_failed`] or [`Pool::quarantine`]. None before adoption
+    /// [`Pool::zero_filled`], [`Pool::zero_fill_failed`] or [`Pool::quarantine`]. None before adoption
     /// ends, nor from an offline device.
     pub fn take_dirty(&mut self, device: DeviceIndex, max_extents: u64) -> Vec<DeviceRun> {
         if self.adopting {
@@ -176,7 +177,7 @@ impl Pool {
 
     /// Makes a run from [`Pool::take_dirty`], or part of one, clean. It must be zeroed, and its
     /// device flushed since.
-    pub fn laundered(&mut self, run: DeviceRun) -> Result<()> {
+    pub fn zero_filled(&mut self, run: DeviceRun) -> Result<()> {
         self.allocator.check_zeroing(run)?;
         self.allocator
             .set_state(&mut self.journal, run, ExtentState::Clean);
@@ -184,7 +185,7 @@ impl Pool {
     }
 
     /// Zeroing failed: the run stays dirty.
-    pub fn launder_failed(&mut self, run: DeviceRun) -> Result<()> {
+    pub fn zero_fill_failed(&mut self, run: DeviceRun) -> Result<()> {
         self.allocator.check_zeroing(run)?;
         self.allocator.extents.set(run, ExtentState::Dirty);
         Ok(())

@@ -146,8 +146,8 @@ impl Pool {
     /// Extents by state.
     pub fn space(&self) -> Space {
         Space {
-            stock: self.volumes.unused(),
-            ahead: self.volumes.ahead(),
+            spare: self.volumes.unused(),
+            preallocated: self.volumes.preallocated(),
             promised: self.volumes.promised_extents(),
             ..self.allocator.extents.space()
         }

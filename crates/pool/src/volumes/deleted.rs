@@ -32,9 +32,9 @@ impl Volumes {
         let Some(mut gone) = self.by_id.remove(&volume) else {
             return Err(PoolError::not_found(format!("no {volume}")));
         };
-        self.promised -= gone.owed;
+        self.promised -= gone.entitlement;
         self.catalog_promised -= gone.catalog_bytes;
-        (gone.owed, gone.catalog_bytes) = (0, 0);
+        (gone.entitlement, gone.catalog_bytes) = (0, 0);
         self.names.remove(&name);
         gone.record.name.clear();
         gone.record.reserved_bytes = 0;
@@ -118,7 +118,7 @@ impl Volumes {
         let is_over = volume.map.mapped() == 0;
         if is_over {
             // Nothing should be left; anything else has unknown content.
-            runs.extend(volume.stock.drain());
+            runs.extend(volume.spare.drain());
             self.deleting.remove(&id);
             journal.touch(Table::Volumes, id.0, 0);
         }

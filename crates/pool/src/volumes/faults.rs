@@ -3,7 +3,7 @@
 //! A new mapping is first in memory, with a sequence, and takes one of the volume's spare extents.
 //! A commit puts it into the open batch.
 //!
-//! **Not here:** whether an operation is allowed (`pool::faults`), reserving (`stock`), the choice
+//! **Not here:** whether an operation is allowed (`pool::faults`), reserving (`spare`), the choice
 //! of the extent (`placer`).
 
 use super::{Volumes, map::MAP_CHUNK, placer::Placer};
@@ -61,7 +61,7 @@ pub enum FaultAnswer {
         batch: BatchId,
     },
     /// Only dirty extents: zero-fill, and fault again.
-    AwaitLaunder,
+    AwaitZeroFill,
     /// The pool is full.
     NoSpace,
     /// It is mapped on an unusable device.

@@ -5,13 +5,13 @@
 //!
 //! **Not here:** tenants, exports, whether an operation is allowed now (`pool`).
 
-pub(crate) mod ahead;
 pub(crate) mod deleted;
 pub(crate) mod faults;
 pub(crate) mod map;
 pub(crate) mod pending;
 mod placer;
-pub(crate) mod stock;
+pub(crate) mod preallocated;
+pub(crate) mod spare;
 
 use crate::{
     error::{PoolError, Result},
@@ -23,15 +23,15 @@ use deleted::SLICE_EXTENTS;
 use forebay_xlate::types::{DeviceIndex, ExtentIndex, VolumeId};
 use map::VolumeMap;
 use pending::PendingSet;
+use spare::MIN_RESERVE;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use stock::MIN_RESERVE;
 
 #[derive(Debug)]
 pub(crate) struct PoolVolume {
     pub(crate) record: VolumeRecord,
     pub(crate) map: VolumeMap,
     /// Reserved durably, never granted.
-    pub(crate) stock: RunSet,
+    pub(crate) spare: RunSet,
     /// Reserved by batches that are not durable, oldest first.
     pub(crate) incoming: VecDeque<(BatchId, DeviceRun)>,
     pub(crate) incoming_extents: u64,
@@ -44,9 +44,9 @@ pub(crate) struct PoolVolume {
     /// `used` when a batch with a reservation began.
     pub(crate) reserved_at: VecDeque<(BatchId, u64)>,
     /// Mapped, perhaps never written, as far as the caller knows.
-    pub(crate) ahead: u64,
+    pub(crate) preallocated: u64,
     /// Extents owed to it, and its part of `Volumes::catalog_promised`.
-    pub(crate) owed: u64,
+    pub(crate) entitlement: u64,
     pub(crate) catalog_bytes: u64,
 }
 
@@ -55,7 +55,7 @@ impl PoolVolume {
         Self {
             record,
             map: VolumeMap::default(),
-            stock: RunSet::default(),
+            spare: RunSet::default(),
             incoming: VecDeque::new(),
             incoming_extents: 0,
             pending: PendingSet::default(),
@@ -63,8 +63,8 @@ impl PoolVolume {
             used: 0,
             used_before: 0,
             reserved_at: VecDeque::new(),
-            ahead: 0,
-            owed: 0,
+            preallocated: 0,
+            entitlement: 0,
             catalog_bytes: 0,
         }
     }
@@ -82,11 +82,11 @@ pub struct VolumeSpace {
     /// Mapped, but not durably.
     pub uncommitted: u64,
     /// Mapped and preallocated ([`Pool::map_around`](crate::Pool::map_around)).
-    pub ahead: u64,
+    pub preallocated: u64,
     /// Reserved and not used yet.
     pub reserved: u64,
     /// Promised by its space reservation and not taken yet.
-    pub owed: u64,
+    pub entitlement: u64,
 }
 
 /// All volumes of a pool.
@@ -224,9 +224,9 @@ impl Volumes {
         Ok(VolumeSpace {
             mapped: volume.map.mapped(),
             uncommitted: volume.pending.len(),
-            ahead: volume.ahead.min(volume.map.mapped()),
+            preallocated: volume.preallocated.min(volume.map.mapped()),
             reserved: volume.unused(),
-            owed: volume.owed,
+            entitlement: volume.entitlement,
         })
     }
 
@@ -294,7 +294,7 @@ impl Volumes {
         self.by_id
             .iter()
             .filter(|(_, volume)| {
-                volume.stock.extents_on(device) > 0
+                volume.spare.extents_on(device) > 0
                     || volume
                         .map
                         .chunks_from(0)
@@ -322,14 +322,14 @@ impl Volumes {
         }
     }
 
-    pub(crate) fn take_stock_on(&mut self, device: DeviceIndex) -> Vec<DeviceRun> {
+    pub(crate) fn take_spare_on(&mut self, device: DeviceIndex) -> Vec<DeviceRun> {
         let mut taken = Vec::new();
         for volume in self.by_id.values_mut() {
-            for run in volume.stock.drain() {
+            for run in volume.spare.drain() {
                 if run.device == device {
                     taken.push(run);
                 } else {
-                    volume.stock.insert(run);
+                    volume.spare.insert(run);
                 }
             }
         }

@@ -42,7 +42,7 @@ impl<'a> Placer<'a> {
         for (wish, reach) in volume.map.wishes(logical).into_iter().zip(reach) {
             if let Some(wish) = wish.filter(|wish| wish.distance <= reach) {
                 let run = DeviceRun::new(wish.device, wish.extent, 1);
-                if self.extents.is_online(run.device) && volume.stock.take(run) {
+                if self.extents.is_online(run.device) && volume.spare.take(run) {
                     return Some(run);
                 }
             }
@@ -53,24 +53,24 @@ impl<'a> Placer<'a> {
                 .device(volume.record.id, logical / UNIT_EXTENTS);
             wanted
                 .filter(|device| self.extents.is_online(*device))
-                .and_then(|device| volume.stock.longest_on(device))
+                .and_then(|device| volume.spare.longest_on(device))
                 .or_else(|| self.longest(volume))
                 .map(|longest| unit_in(longest, into))
         } else {
             let first = volume
-                .stock
+                .spare
                 .devices()
                 .map(|(device, _)| device)
                 .find(|device| self.extents.is_online(*device));
             first
-                .and_then(|device| volume.stock.longest_on(device))
+                .and_then(|device| volume.spare.longest_on(device))
                 .map(|longest| {
                     let split = longest.count >= SPLIT_EXTENTS && volume.map.mapped() > 0;
                     let shift = if split { longest.count / 2 } else { 0 };
                     DeviceRun::new(longest.device, longest.first.0 + shift, 1)
                 })
         }?;
-        volume.stock.take(run).then_some(run)
+        volume.spare.take(run).then_some(run)
     }
 
     /// Takes a spare run for `logical` and unmapped neighbours in `within`; with stripe only in its
@@ -96,11 +96,11 @@ impl<'a> Placer<'a> {
         };
         if let Some(wish) = before.filter(|wish| wish.distance <= reach)
             && self.extents.is_online(wish.device)
-            && let Some(there) = volume.stock.run_of(wish.device, wish.extent)
+            && let Some(there) = volume.spare.run_of(wish.device, wish.extent)
         {
             let count = wanted.min(there.end() - wish.extent);
             let run = DeviceRun::new(wish.device, wish.extent, count);
-            if within.start + count > logical && volume.stock.take(run) {
+            if within.start + count > logical && volume.spare.take(run) {
                 return Some((within.start, run));
             }
         }
@@ -108,11 +108,11 @@ impl<'a> Placer<'a> {
             self.pattern
                 .device(volume.record.id, logical / UNIT_EXTENTS)
         } else {
-            let mut devices = volume.stock.devices().map(|(device, _)| device);
+            let mut devices = volume.spare.devices().map(|(device, _)| device);
             devices.find(|device| self.extents.is_online(*device))
         };
         let device = device.filter(|device| self.extents.is_online(*device))?;
-        let longest = volume.stock.longest_on(device)?;
+        let longest = volume.spare.longest_on(device)?;
         let (mut first, mut count) = (within.start, wanted);
         if count > longest.count {
             // As much as fits in one piece.
@@ -131,15 +131,15 @@ impl<'a> Placer<'a> {
             0
         };
         let run = DeviceRun::new(device, longest.first.0 + shift, count);
-        volume.stock.take(run).then_some((first, run))
+        volume.spare.take(run).then_some((first, run))
     }
 
     fn longest(&self, volume: &PoolVolume) -> Option<DeviceRun> {
-        let stock = &volume.stock;
-        stock
+        let spare = &volume.spare;
+        spare
             .devices()
             .filter(|(device, _)| self.extents.is_online(*device))
-            .filter_map(|(device, _)| stock.longest_on(device))
+            .filter_map(|(device, _)| spare.longest_on(device))
             .max_by_key(|run| run.count)
     }
 }

@@ -144,7 +144,7 @@ impl World {
         place: Place,
         seq: u64,
     ) {
-        let told = self.pool.adopt_grant(
+        let reported = self.pool.adopt_grant(
             VolumeId(volume),
             ExtentIndex(logical),
             DeviceIndex(place.0),
@@ -152,7 +152,7 @@ impl World {
             1,
             seq,
         );
-        match told.map_err(|error| error.kind) {
+        match reported.map_err(|error| error.kind) {
             Ok(Adopted::Durable) => {
                 assert_eq!(self.volumes[&volume].map[&logical], place);
                 self.table.insert((volume, logical), (place, seq));

@@ -60,7 +60,7 @@ pub(crate) enum Op {
         volume: usize,
         logical: u64,
     },
-    ReserveAhead {
+    ReservePreallocated {
         volume: usize,
     },
     ReturnIdle,
@@ -76,7 +76,7 @@ pub(crate) enum Op {
     },
     Take,
     Commit,
-    Launder {
+    ZeroFill {
         device: u8,
         max: u64,
         fate: u64,
@@ -127,7 +127,7 @@ fn op() -> impl Strategy<Value = Op> {
             Op::WriteAround { volume, logical, window: 1 << window, sectors }
         }),
         5 => (volume(), logical()).prop_map(|(volume, logical)| Op::Read { volume, logical }),
-        2 => volume().prop_map(|volume| Op::ReserveAhead { volume }),
+        2 => volume().prop_map(|volume| Op::ReservePreallocated { volume }),
         1 => Just(Op::ReturnIdle),
         6 => (volume(), 0u64..4).prop_map(|(volume, part)| Op::Flush { volume, part }),
         4 => (volume(), logical(), 1u64..30, hanging())
@@ -135,7 +135,7 @@ fn op() -> impl Strategy<Value = Op> {
         5 => Just(Op::Take),
         7 => Just(Op::Commit),
         5 => (device(), 1u64..20, 0u64..8)
-            .prop_map(|(device, max, fate)| Op::Launder { device, max, fate }),
+            .prop_map(|(device, max, fate)| Op::ZeroFill { device, max, fate }),
         2 => (0usize..8).prop_map(|pick| Op::LateWrite { pick }),
         3 => device().prop_map(|device| Op::Settle { device }),
         3 => Just(Op::EndQuarantine),

@@ -21,7 +21,7 @@ impl World {
             | Op::Write { volume, .. }
             | Op::WriteAround { volume, .. }
             | Op::Read { volume, .. }
-            | Op::ReserveAhead { volume }
+            | Op::ReservePreallocated { volume }
             | Op::Flush { volume, .. }
             | Op::Release { volume, .. } => match self.nth(volume) {
                 Some(volume) => volume,
@@ -47,12 +47,12 @@ impl World {
                 ..
             } => self.write_around(volume, logical, window, sectors),
             Op::Read { logical, .. } => self.read(volume, logical),
-            Op::ReserveAhead { .. } => {
+            Op::ReservePreallocated { .. } => {
                 if let Some(count) = self.pool.wants_reserve(VolumeId(volume), false) {
                     assert!(self.pool.reserve(VolumeId(volume), count).unwrap() > 0);
                 }
             }
-            Op::ReturnIdle => drop(self.pool.return_idle_stock()),
+            Op::ReturnIdle => drop(self.pool.return_idle_spare()),
             Op::Flush { part, .. } => self.flush(volume, part),
             Op::Release {
                 first,
@@ -69,7 +69,7 @@ impl World {
                 }
                 self.commit_one();
             }
-            Op::Launder { device, max, fate } => self.launder(device, max, fate),
+            Op::ZeroFill { device, max, fate } => self.zero_fill(device, max, fate),
             Op::LateWrite { pick } => {
                 if pick < self.hanging.len() {
                     let (_, place, content) = self.hanging.remove(pick);
@@ -255,13 +255,13 @@ impl World {
                     );
                     self.commit_all();
                 }
-                FaultAnswer::AwaitLaunder => {
+                FaultAnswer::AwaitZeroFill => {
                     while self.pool.volumes().has_more_to_delete() {
                         self.delete_more();
                     }
                     self.commit_all();
                     for device in 0..EXTENTS.len() as u8 {
-                        self.launder(device, u64::MAX, 0);
+                        self.zero_fill(device, u64::MAX, 0);
                     }
                     self.commit_all();
                 }
@@ -337,7 +337,7 @@ impl World {
         let mut promised = 0;
         for (id, other) in self.volumes.iter().filter(|(id, _)| **id != volume) {
             let said = self.pool.volumes().space_of(VolumeId(*id)).unwrap();
-            promised += said.owed;
+            promised += said.entitlement;
             let over = (said.mapped + said.reserved).saturating_sub(other.reserved);
             if self.away.is_empty() {
                 assert_eq!(said.reserved.min(over), 0, "{id} has stock to spare");
@@ -556,7 +556,7 @@ impl World {
         );
     }
 
-    fn launder(&mut self, device: u8, max: u64, fate: u64) {
+    fn zero_fill(&mut self, device: u8, max: u64, fate: u64) {
         let runs = self.pool.take_dirty(DeviceIndex(device), max);
         assert!(runs.iter().map(|run| run.count).sum::<u64>() <= max);
         for run in &runs {
@@ -577,7 +577,7 @@ impl World {
         // Zeroed and not flushed: a cut may undo it.
         if fate == 1 {
             for run in runs {
-                self.pool.launder_failed(run).unwrap();
+                self.pool.zero_fill_failed(run).unwrap();
             }
             return;
         }
@@ -595,7 +595,7 @@ impl World {
             if Some(run) == hung {
                 self.pool.quarantine(run).unwrap();
             } else {
-                self.pool.laundered(run).unwrap();
+                self.pool.zero_filled(run).unwrap();
             }
         }
     }

@@ -275,7 +275,7 @@ impl World {
         let mut places = self.deleting.clone();
         assert_eq!(self.pool.volumes().has_more_to_delete(), !places.is_empty());
         assert!(self.dirty.is_disjoint(&places) && self.quarantined.is_disjoint(&places));
-        let (mut mapped, mut uncommitted, mut stock, mut owed) = (0, 0, 0, 0);
+        let (mut mapped, mut uncommitted, mut spare, mut entitlement) = (0, 0, 0, 0);
         for (id, volume) in &self.volumes {
             for place in volume.map.values() {
                 assert!(places.insert(*place), "{place:?} has two owners");
@@ -294,18 +294,18 @@ impl World {
             assert_eq!(newest, outstanding.last().copied());
             let durable = self.pool.volumes().durable_seq(VolumeId(*id));
             assert!(outstanding.first().is_none_or(|seq| durable < *seq));
-            stock += said.reserved;
+            spare += said.reserved;
             let promised = volume.reserved.min(volume.extents);
             let still = promised.saturating_sub(said.mapped + said.reserved);
-            assert_eq!(said.owed, still, "{id} is owed");
-            owed += said.owed;
+            assert_eq!(said.entitlement, still, "{id} is owed");
+            entitlement += said.entitlement;
         }
         let total: u64 = EXTENTS[..self.pool.devices().len()].iter().sum();
         assert_eq!(space.total, total);
         let deleting = self.deleting.len() as u64;
         assert_eq!(space.owned, mapped - uncommitted + deleting);
-        assert_eq!(space.reserved, stock + uncommitted);
-        assert_eq!((space.stock, space.promised), (stock, owed));
+        assert_eq!(space.reserved, spare + uncommitted);
+        assert_eq!((space.spare, space.promised), (spare, entitlement));
         assert_eq!(space.dirty, self.dirty.len() as u64);
         assert_eq!(space.quarantined, self.quarantined.len() as u64);
         let sum = space.clean + space.reserved + space.owned + space.dirty + space.quarantined;
@@ -313,8 +313,8 @@ impl World {
         // Promised extents are there, unless unreachable.
         if self.away.is_empty() && self.quarantined.is_empty() {
             assert!(
-                owed <= space.clean + space.dirty,
-                "{owed} extents are promised"
+                entitlement <= space.clean + space.dirty,
+                "{entitlement} extents are promised"
             );
         }
         for (_, place, _) in &self.hanging {

@@ -19,7 +19,7 @@ impl Scheduler {
         }
         if !self.tenants[tenant as usize].active {
             self.activate(tenant as usize);
-            if self.lanes[lane].left.take(cost) {
+            if self.lanes[lane].left.spend(cost) {
                 return true;
             }
         }
@@ -54,9 +54,9 @@ impl Scheduler {
             }
         }
         let shared = short.shared();
-        let mut source = one.spare.take(&shared);
+        let mut source = one.spare.spend(&shared);
         if !source {
-            source = self.free.take(&shared);
+            source = self.free.spend(&shared);
             if !source && self.is_below_base(tenant, &cost.own()) {
                 // Free amounts of one resource combine with taken ones of another.
                 let free = self.free.max(&ResourceVector::ZERO).min(&shared);
@@ -88,13 +88,13 @@ impl Scheduler {
 
     /// If bases fit, this overdraws processor time of the next window.
     fn take_from_reserve(&mut self, tenant: usize, shared: &ResourceVector) -> bool {
-        if self.reserve.take(shared) {
+        if self.reserve.spend(shared) {
             return true;
         }
         let mut others = *shared;
         let ns = std::mem::take(&mut others[Resource::Cpu]);
         let fits = self.bases_fit[usize::from(self.tenants[tenant].guaranteed)];
-        let has = ns > 0 && fits && self.reserve.take(&others);
+        let has = ns > 0 && fits && self.reserve.spend(&others);
         if has {
             self.overdrawn_ns = self.overdrawn_ns.saturating_add(ns);
         }

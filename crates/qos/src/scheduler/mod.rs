@@ -268,14 +268,14 @@ impl Scheduler {
     /// Charges an I/O to its lane's allocation. If false, call [`Self::admit`].
     #[inline(always)]
     #[must_use]
-    pub fn take(&mut self, lane: usize, cost: &ResourceVector) -> bool {
-        self.lanes[lane].left.take(cost)
+    pub fn spend(&mut self, lane: usize, cost: &ResourceVector) -> bool {
+        self.lanes[lane].left.spend(cost)
     }
 
     /// Admits and charges an I/O. If false, call [`Self::wait`].
     #[inline]
     pub fn admit(&mut self, lane: usize, cost: &ResourceVector) -> bool {
-        if self.lanes[lane].left.take(cost) {
+        if self.lanes[lane].left.spend(cost) {
             return true;
         }
         // A copy keeps the caller's cost in registers.

@@ -34,7 +34,7 @@ impl Need {
         busy_ns: 0,
     };
 
-    fn look(&mut self, now: u64, busy_ns: u64, idle: usize) {
+    fn poll(&mut self, now: u64, busy_ns: u64, idle: usize) {
         let all_ns = now - self.since_ns;
         if all_ns < HELP_NS {
             return;
@@ -55,7 +55,7 @@ impl Simulation {
     }
 
     /// At a window's end, counts idle reactors and hands out their processors.
-    pub(super) fn look_at_others(&mut self, number: usize) {
+    pub(super) fn poll_others(&mut self, number: usize) {
         if self.spread != SimSpread::OneToN {
             return;
         }
@@ -63,7 +63,7 @@ impl Simulation {
         let others = (0..all).filter(|other| *other != number);
         let idle = others.filter(|other| self.is_idle(*other)).count();
         let reactor = &mut self.reactors[number];
-        reactor.need.look(self.now, reactor.busy_ns, idle);
+        reactor.need.poll(self.now, reactor.busy_ns, idle);
         let processors = all as f32 / (all - idle) as f32;
         reactor.scheduler.set_processors(processors);
     }

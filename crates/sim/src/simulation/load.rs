@@ -93,10 +93,10 @@ impl Simulation {
         let number = self.homes[lane];
         if self.model.turn_ns == 0 {
             self.arrive(number, io);
-            self.look(number);
+            self.poll(number);
             return;
         }
         self.reactors[number].came.push(io);
-        self.look(number);
+        self.poll(number);
     }
 }

@@ -42,7 +42,7 @@ enum SimEvent {
     /// A reactor's processor finished with this I/O.
     Cpu(u32, u32),
     /// A reactor has polled everything.
-    Looked(u32),
+    Polled(u32),
     Backend(u32),
     End(u32),
     WindowEnd,
@@ -345,7 +345,7 @@ impl Simulation {
             match event {
                 SimEvent::Ask(tenant) => self.ask(tenant),
                 SimEvent::Cpu(reactor, io) => self.served(reactor as usize, io),
-                SimEvent::Looked(reactor) => self.looked(reactor as usize),
+                SimEvent::Polled(reactor) => self.polled(reactor as usize),
                 SimEvent::Backend(io) => self.answered(io),
                 SimEvent::End(io) => self.ended(io),
                 SimEvent::WindowEnd => self.end_window(),

@@ -21,7 +21,7 @@ impl Simulation {
         }
         if self.reactors[number].stand() == 0 {
             if self.spread != SimSpread::Stealing {
-                self.look(number);
+                self.poll(number);
                 return;
             }
             let longest = (0..self.reactors.len()).max_by_key(|at| self.reactors[*at].stand());

@@ -16,7 +16,7 @@ const LEAST_BATCH_NS: f64 = 500.0;
 
 impl Simulation {
     /// Begins a turn if there is work.
-    pub(super) fn look(&mut self, number: usize) {
+    pub(super) fn poll(&mut self, number: usize) {
         let reactor = &mut self.reactors[number];
         if reactor.busy {
             return;
@@ -40,12 +40,12 @@ impl Simulation {
             reactor.busy = true;
             reactor.busy_ns += self.model.turn_ns;
             let end = self.now + self.model.turn_ns;
-            self.at(end, SimEvent::Looked(number as u32));
+            self.at(end, SimEvent::Polled(number as u32));
         }
     }
 
     /// Waiting I/Os come before new ones.
-    pub(super) fn looked(&mut self, number: usize) {
+    pub(super) fn polled(&mut self, number: usize) {
         self.reactors[number].busy = false;
         self.reactors[number].quantum_ns = self.quantum_of(number);
         self.reactors[number].round += 1;
@@ -220,7 +220,7 @@ impl Simulation {
         // Stagger the reactors.
         let window = self.now / self.window_ns;
         for number in 0..self.reactors.len() {
-            self.look_at_others(number);
+            self.poll_others(number);
             let reactor = &mut self.reactors[number];
             if self.model.held_windows > 0 && (window + 37 * number as u64).is_multiple_of(100) {
                 reactor.held_ns = self.model.held_windows * self.window_ns;
@@ -241,11 +241,11 @@ impl Simulation {
                 .refill(1 + std::mem::take(&mut reactor.late), 0);
             reactor.stuck = false;
             if self.model.turn_ns > 0 {
-                self.look(number);
+                self.poll(number);
                 continue;
             }
             self.resume_all(number);
-            self.look(number);
+            self.poll(number);
         }
         self.at(self.now + self.window_ns, SimEvent::WindowEnd);
     }

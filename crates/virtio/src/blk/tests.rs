@@ -1,5 +1,5 @@
 use super::*;
-use crate::model::{GUEST_ADDRESS, Machine};
+use crate::model::{GUEST_ADDRESS, Vm};
 
 const DISK: Disk = Disk {
     sectors: 1024,
@@ -10,20 +10,20 @@ const DISK: Disk = Disk {
 };
 
 struct Case {
-    machine: Machine,
+    vm: Vm,
     chain: Chain,
 }
 
 /// Readable bytes cut at `cuts`, and writable pieces of these lengths.
 fn case(readable: &[u8], cuts: &[usize], writable: &[u32]) -> Case {
-    let machine = Machine::new(1 << 16);
+    let vm = Vm::new(1 << 16);
     let mut chain = Chain::default();
     let mut from = 0;
     for cut in cuts.iter().copied().chain([readable.len()]) {
         if cut > from {
             // Gaps between pieces, so that nothing works by chance.
             let at = 2 * from;
-            assert!(machine.all.write(at, &readable[from..cut]));
+            assert!(vm.all.write(at, &readable[from..cut]));
             chain.push(GUEST_ADDRESS + at as u64, (cut - from) as u32, false);
             from = cut;
         }
@@ -33,7 +33,7 @@ fn case(readable: &[u8], cuts: &[usize], writable: &[u32]) -> Case {
         chain.push(at, *len, true);
         at += u64::from(*len) + 64;
     }
-    Case { machine, chain }
+    Case { vm, chain }
 }
 
 fn header(kind: u32, sector: u64) -> Vec<u8> {
@@ -45,7 +45,7 @@ fn header(kind: u32, sector: u64) -> Vec<u8> {
 
 impl Case {
     fn parse_on(&self, disk: &Disk) -> Result<Request, BlkError> {
-        parse(&self.chain, &self.machine.memory, disk)
+        parse(&self.chain, &self.vm.memory, disk)
     }
 
     fn work(&self) -> Result<Work, BlkStatus> {
@@ -65,7 +65,7 @@ fn borders_of_descriptors_say_nothing() {
         let mut all = Vec::new();
         for piece in request.data(&case.chain) {
             let mut bytes = vec![0; piece.len as usize];
-            assert!(case.machine.memory.read(piece.address, &mut bytes));
+            assert!(case.vm.memory.read(piece.address, &mut bytes));
             all.extend(bytes);
         }
         assert_eq!(all, [7; 4096]);

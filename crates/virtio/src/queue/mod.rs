@@ -164,7 +164,7 @@ impl Queue {
 
     /// Takes the next chain; returns its tag.
     #[inline]
-    pub fn take(
+    pub fn pop(
         &mut self,
         memory: &GuestMemory,
         chain: &mut Chain,
@@ -175,7 +175,7 @@ impl Queue {
             QueueRing::Split {
                 ring, region, busy, ..
             } => {
-                let Some(head) = ring.take(memory, chain)? else {
+                let Some(head) = ring.pop(memory, chain)? else {
                     return Ok(None);
                 };
                 let busy = busy
@@ -195,7 +195,7 @@ impl Queue {
             } => {
                 region.begin();
                 let room = region.room();
-                if (ring.take(memory, room, chain, |raw| region.note(raw))?).is_none() {
+                if (ring.pop(memory, room, chain, |raw| region.note(raw))?).is_none() {
                     return Ok(None);
                 }
                 let chain = region.taken().ok_or(RingError::Inflight)?;

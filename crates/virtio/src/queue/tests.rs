@@ -1,12 +1,12 @@
 use super::*;
-use crate::model::{Driver, GUEST_ADDRESS, Layout, Machine, Offered};
+use crate::model::{Driver, GUEST_ADDRESS, Layout, Offered, Vm};
 use proptest::prelude::*;
 use std::collections::BTreeMap;
 
 const SIZE: u16 = 8;
 
 struct Pair {
-    machine: Machine,
+    vm: Vm,
     driver: Driver,
     queue: Queue,
     /// By tag, the chain's number, which the address tells.
@@ -17,12 +17,12 @@ struct Pair {
 }
 
 fn pair(packed: bool, features: RingFeatures) -> Pair {
-    let machine = Machine::new(1 << 16);
+    let vm = Vm::new(1 << 16);
     let layout = Layout::new(0, SIZE);
-    let driver = Driver::new(&machine.all, layout, SIZE, packed, features);
-    let queue = Queue::new(&driver.config(&machine.memory)).expect("a queue");
+    let driver = Driver::new(&vm.all, layout, SIZE, packed, features);
+    let queue = Queue::new(&driver.config(&vm.memory)).expect("a queue");
     Pair {
-        machine,
+        vm,
         driver,
         queue,
         taken: BTreeMap::new(),
@@ -66,7 +66,7 @@ impl Pair {
     }
 
     fn take(&mut self) -> bool {
-        let taken = (self.queue).take(&self.machine.memory, &mut self.chain);
+        let taken = (self.queue).pop(&self.vm.memory, &mut self.chain);
         let Some(tag) = taken.expect("a sound ring") else {
             return false;
         };
@@ -93,11 +93,11 @@ impl Pair {
     }
 
     fn restart(&mut self) {
-        let config = self.driver.config(&self.machine.memory);
+        let config = self.driver.config(&self.vm.memory);
         self.queue = Queue::new(&config).expect("a queue");
         self.taken.clear();
         while let Some(tag) =
-            (self.queue.next_left(&self.machine.memory, &mut self.chain)).expect("a sound region")
+            (self.queue.next_left(&self.vm.memory, &mut self.chain)).expect("a sound region")
         {
             self.took(tag);
         }
@@ -228,17 +228,17 @@ proptest! {
         let layout = Layout::new(0, SIZE);
         let end = if plain { layout.inflight } else { layout.tables };
         let end = end.min(bytes.len());
-        prop_assert!(pair.machine.all.write(0, &bytes[..end]));
-        let mut config = pair.driver.config(&pair.machine.memory);
+        prop_assert!(pair.vm.all.write(0, &bytes[..end]));
+        let mut config = pair.driver.config(&pair.vm.memory);
         config.base = base;
         let Ok(mut queue) = Queue::new(&config) else { return Ok(()); };
-        let (memory, chain) = (&pair.machine.memory, &mut pair.chain);
+        let (memory, chain) = (&pair.vm.memory, &mut pair.chain);
         let mut tags = Vec::new();
         while let Ok(Some(tag)) = queue.next_left(memory, chain) {
             tags.push(tag);
         }
         for _ in 0..64 {
-            match queue.take(memory, chain) {
+            match queue.pop(memory, chain) {
                 Ok(Some(tag)) => tags.push(tag),
                 _ => break,
             }
@@ -272,8 +272,8 @@ fn a_ring_goes_on_from_its_base() {
         // A new region: only the base is known.
         let blank = vec![0; crate::inflight::queue_bytes(SIZE)];
         let layout = Layout::new(0, SIZE);
-        assert!(pair.machine.all.write(layout.inflight, &blank));
-        let mut config = pair.driver.config(&pair.machine.memory);
+        assert!(pair.vm.all.write(layout.inflight, &blank));
+        let mut config = pair.driver.config(&pair.vm.memory);
         config.base = base;
         pair.queue = Queue::new(&config).expect("a queue");
         pair.offer(1, 1, false);

@@ -207,7 +207,7 @@ impl Packed {
     /// Takes the next chain. `keep` gets its descriptors, at most `room`. Returns buffer identifier
     /// and number of descriptors.
     #[inline]
-    pub fn take(
+    pub fn pop(
         &mut self,
         memory: &GuestMemory,
         room: u16,

@@ -92,7 +92,7 @@ impl Split {
 
     /// Takes the next chain; returns its head.
     #[inline]
-    pub fn take(
+    pub fn pop(
         &mut self,
         memory: &GuestMemory,
         chain: &mut Chain,

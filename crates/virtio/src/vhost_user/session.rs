@@ -296,7 +296,7 @@ impl VhostSession {
 
     /// Takes a request; the rings of [`VhostSession::stops_before`] have stopped. A refusal changes
     /// nothing.
-    pub fn take<'a>(&mut self, request: &VhostRequest<'a>) -> Result<SessionEffect<'a>, Refusal> {
+    pub fn handle<'a>(&mut self, request: &VhostRequest<'a>) -> Result<SessionEffect<'a>, Refusal> {
         let effect = match *request {
             VhostRequest::GetFeatures => {
                 SessionEffect::Reply(self.offer.features | feature::PROTOCOL_FEATURES)
@@ -367,12 +367,15 @@ impl VhostSession {
                 SessionEffect::Reply(u64::from(self.status))
             }
             VhostRequest::Unknown(_) => return Err(Refusal::Unsupported),
-            _ => self.take_vring(request)?,
+            _ => self.handle_vring(request)?,
         };
         Ok(effect)
     }
 
-    fn take_vring<'a>(&mut self, request: &VhostRequest<'a>) -> Result<SessionEffect<'a>, Refusal> {
+    fn handle_vring<'a>(
+        &mut self,
+        request: &VhostRequest<'a>,
+    ) -> Result<SessionEffect<'a>, Refusal> {
         match *request {
             VhostRequest::SetVringNum { index, num } => {
                 let size = u16::try_from(num).unwrap_or(0);

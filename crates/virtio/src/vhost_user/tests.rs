@@ -39,7 +39,7 @@ fn take(
 ) -> Result<String, Refusal> {
     let message = bytes(kind, 0, payload);
     let (_, request) = decode(&message, fds).expect("sound");
-    session.take(&request).map(|effect| format!("{effect:?}"))
+    session.handle(&request).map(|effect| format!("{effect:?}"))
 }
 
 fn session() -> VhostSession {
@@ -412,7 +412,7 @@ proptest! {
             let message = bytes(kind, 0, &payload);
             if let Ok((_, request)) = decode(&message, fds) {
                 let before = s.clone();
-                if s.take(&request).is_err() {
+                if s.handle(&request).is_err() {
                     prop_assert_eq!(&s, &before);
                 }
             }

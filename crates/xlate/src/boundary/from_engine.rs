@@ -17,14 +17,14 @@ pub enum Blamed {
         slot: Option<u16>,
     },
     /// A VM's command, or its messages or rings.
-    Machine {
+    Vm {
         /// The export.
         export: ExportId,
         /// The frontend's number of the command.
         slot: Option<u16>,
     },
     /// A connection in handshake.
-    Newcomer {
+    Handshake {
         /// Its number.
         socket: u64,
     },
@@ -61,9 +61,9 @@ pub enum Held {
     /// A connection. Descriptor: its socket.
     Socket(u64),
     /// A VM's listener. Descriptor: its socket.
-    MachineListener(ExportId),
+    VmListener(ExportId),
     /// A VM. Descriptors: its socket and its machine file.
-    Machine(u64, ExportId),
+    Vm(u64, ExportId),
     /// Deposits of the last VM. Descriptors: one each, in order.
     Deposits(Vec<u32>),
     /// The memory that the state region refers to. Descriptor: its file.
@@ -95,7 +95,7 @@ pub enum FromEngine {
         socket: u64,
     },
     /// A VM attached. Descriptors, which the daemon keeps: its socket and its machine file.
-    Machine {
+    Vm {
         /// Its number, among those of all sockets.
         socket: u64,
         /// The export.
@@ -117,7 +117,7 @@ pub enum FromEngine {
         numbers: Vec<u32>,
     },
     /// A VM detached, as an event; `SocketGone` comes too.
-    MachineLeft {
+    VmDetached {
         /// The export.
         export: ExportId,
         /// The reason.
@@ -137,7 +137,7 @@ pub enum FromEngine {
         /// Their commands.
         commands: u32,
         /// VMs that continue.
-        machines: u32,
+        vms: u32,
         /// Connections that are lost: reason and count.
         closed: Vec<(String, u32)>,
     },
@@ -211,11 +211,11 @@ pub enum FromEngine {
         taken: Vec<ExtentRange>,
     },
     /// The number of preallocated extents now; any may be claimed since.
-    AheadCounted {
-        /// From `CountAhead`.
+    PreallocatedCounted {
+        /// From `CountPreallocated`.
         count: u64,
         /// The number.
-        ahead: u64,
+        preallocated: u64,
     },
     /// The revoke's deallocation has ended; nothing was revoked.
     RevokeRefused {

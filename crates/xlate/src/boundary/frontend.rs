@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// The most I/O queue pairs or rings of a VM.
-pub const MAX_MACHINE_QUEUES: u16 = 64;
+pub const MAX_VM_QUEUES: u16 = 64;
 
 /// A frontend and its settings.
 #[derive(
@@ -24,7 +24,7 @@ pub enum Frontend {
     },
     /// vhost-user-blk: one VM, or one user-space driver.
     VhostUser {
-        /// Request queues, 1 to [`MAX_MACHINE_QUEUES`].
+        /// Request queues, 1 to [`MAX_VM_QUEUES`].
         queues: u16,
         /// The VM has no balloon and returns no pages, so they may be pinned.
         pinned_memory: bool,
@@ -90,7 +90,7 @@ impl From<Written> for Frontend {
 
 impl Frontend {
     /// Whether it serves one VM, by its own socket.
-    pub const fn is_machine(self) -> bool {
+    pub const fn is_vm(self) -> bool {
         !matches!(self, Self::NvmeTcp)
     }
 

@@ -8,11 +8,11 @@
 //! and answers [`FromEngine::Converted`] or `Refused`. [`ToEngine::Resume`] makes it act; listeners
 //! follow.
 //!
-//! **VMs** pass descriptors, which the daemon copies ([`FromEngine::Machine`],
+//! **VMs** pass descriptors, which the daemon copies ([`FromEngine::Vm`],
 //! [`FromEngine::Deposits`]). The engine acts on their message after [`ToEngine::Deposited`].
 
 pub use super::from_engine::{Blamed, FaultFailure, FromEngine, Held};
-pub use super::frontend::{Frontend, MAX_MACHINE_QUEUES};
+pub use super::frontend::{Frontend, MAX_VM_QUEUES};
 pub use super::parts::*;
 use crate::types::{DeviceIndex, ExtentRange, Rights, VolumeId};
 use forebay_nvme::reservation::Reservations;
@@ -24,7 +24,7 @@ pub const BOUNDARY_VERSION: u32 = 9;
 pub const MAX_MESSAGE_BYTES: usize = 64 * 1024;
 /// The most faults or grants in one message.
 pub const MAX_BATCH: usize = 512;
-/// The most extents in a [`ToEngine::TakeBack`] or [`ToEngine::CountAhead`]; every second one may
+/// The most extents in a [`ToEngine::TakeBack`] or [`ToEngine::CountPreallocated`]; every second one may
 /// be a run.
 pub const MAX_TAKE_BACK: u64 = 4096;
 
@@ -156,7 +156,7 @@ pub enum ToEngine {
         state: Reservations,
     },
     /// A volume's space and health, as hosts see them. No answer.
-    VolumeFigures {
+    VolumeStatistics {
         /// The volume.
         volume: VolumeId,
         /// Written bytes (Identify Namespace: NUSE).
@@ -178,7 +178,7 @@ pub enum ToEngine {
         address: String,
     },
     /// Accept a VM for an export. Descriptor: the listening socket.
-    SetMachineListener {
+    SetVmListener {
         /// Returned in `Done`.
         request: u64,
         /// The export.
@@ -233,8 +233,8 @@ pub enum ToEngine {
         range: ExtentRange,
     },
     /// Count the preallocated extents of a range.
-    CountAhead {
-        /// Returned in `AheadCounted`.
+    CountPreallocated {
+        /// Returned in `PreallocatedCounted`.
         count: u64,
         /// The volume.
         volume: VolumeId,
@@ -294,7 +294,7 @@ pub enum ToEngine {
         sockets: Vec<u64>,
     },
     /// A VM of the dead engine. Descriptors: its socket and machine file.
-    Machine {
+    Vm {
         /// The socket's number.
         socket: u64,
         /// The export.

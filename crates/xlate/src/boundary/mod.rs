@@ -13,7 +13,7 @@ pub mod scheduling;
 pub mod socket;
 
 /// The version of machine files (`engine::vm::file`).
-pub const MACHINE_FILE_VERSION: u64 = 3;
+pub const VM_FILE_VERSION: u64 = 3;
 /// The layout version of the engine's memory file (`engine::memory`).
 pub const MEMORY_VERSION: u64 = 1;
 
@@ -22,7 +22,7 @@ pub const MEMORY_VERSION: u64 = 1;
 #[must_use]
 pub fn formats() -> String {
     format!(
-        "{}.{}.{MACHINE_FILE_VERSION}.{}.{MEMORY_VERSION}",
+        "{}.{}.{VM_FILE_VERSION}.{}.{MEMORY_VERSION}",
         message::BOUNDARY_VERSION,
         region::REGION_VERSION,
         crate::grants::GRANT_TABLE_VERSION

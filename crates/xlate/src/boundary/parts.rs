@@ -122,7 +122,7 @@ pub enum Job {
         device: DeviceIndex,
     },
     /// Zero-fill extents, and return their space where possible.
-    Launder {
+    ZeroFill {
         /// The device.
         device: DeviceIndex,
         /// Its extents.

@@ -142,15 +142,15 @@ mod tests {
 
     #[test]
     fn what_is_told_is_what_is_calculated_with() {
-        let told = scheduling(&[("keep", 0.25), ("window_ns", 500_000.0)]);
-        let params = told.params().unwrap();
+        let reported = scheduling(&[("keep", 0.25), ("window_ns", 500_000.0)]);
+        let params = reported.params().unwrap();
         assert_eq!((params.keep, params.window_ns), (0.25, 500_000));
-        for (told, own) in told.costs.iter().zip(default_profiles()) {
-            for (told, own) in told.iter().zip(own) {
-                assert!((told.profile().cpu_ns[3] - own.cpu_ns[3]).abs() < 0.001);
+        for (reported, own) in reported.costs.iter().zip(default_profiles()) {
+            for (reported, own) in reported.iter().zip(own) {
+                assert!((reported.profile().cpu_ns[3] - own.cpu_ns[3]).abs() < 0.001);
             }
         }
-        let endless = told.capacity.capacity(2).per_second();
+        let endless = reported.capacity.capacity(2).per_second();
         assert_eq!((endless[0], endless[1]), (2e9, 1e9));
     }
 

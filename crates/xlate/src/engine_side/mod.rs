@@ -4,7 +4,7 @@
 //! out in order. Open questions, revokes and jobs are kept for the next daemon.
 //!
 //! **Revokes.** Words are cleared at once, then every reactor drains, a bounded number of revokes
-//! at a time. They take turns ([`EngineSide::take_turns`]), as a hung device must not block the
+//! at a time. They take turns ([`EngineSide::advance_jobs`]), as a hung device must not block the
 //! others. A reactor's answer stays valid: no command starts under cleared words.
 
 mod words;
@@ -223,14 +223,17 @@ impl EngineSide {
                 let taken = words.take_back(volume, range);
                 out.push(Effect::Say(FromEngine::TookBack { revoke, taken }));
             }
-            ToEngine::CountAhead {
+            ToEngine::CountPreallocated {
                 count,
                 volume,
                 mut range,
             } => {
                 range.count = range.count.min(MAX_TAKE_BACK);
-                let ahead = words.count_ahead(volume, range);
-                out.push(Effect::Say(FromEngine::AheadCounted { count, ahead }));
+                let preallocated = words.count_preallocated(volume, range);
+                out.push(Effect::Say(FromEngine::PreallocatedCounted {
+                    count,
+                    preallocated,
+                }));
             }
             ToEngine::Abandon { revoke } => self.abandon(revoke, out),
             ToEngine::Committed { volume, sequence } => {
@@ -299,7 +302,7 @@ impl EngineSide {
 
     /// Replaces the revokes that reactors had at the last call by waiting ones. Call it about every
     /// 0.2 s.
-    pub fn take_turns(&mut self, out: &mut Vec<Effect>) {
+    pub fn advance_jobs(&mut self, out: &mut Vec<Effect>) {
         if self.held.is_empty() {
             return;
         }
@@ -315,7 +318,7 @@ impl EngineSide {
         self.post_revokes(out);
     }
 
-    /// Whether [`EngineSide::take_turns`] has work.
+    /// Whether [`EngineSide::advance_jobs`] has work.
     pub fn holds_back(&self) -> bool {
         !self.held.is_empty()
     }

@@ -27,18 +27,21 @@ impl Words for One {
         self.words[range.first as usize..range.end() as usize].fill(0);
     }
     fn take_back(&mut self, _: VolumeId, range: ExtentRange) -> Vec<ExtentRange> {
-        let ahead = |extent: &u64| Word::from_bits(self.words[*extent as usize]).is_ahead();
-        let taken: Vec<u64> = (range.first..range.end().min(8)).filter(ahead).collect();
+        let preallocated =
+            |extent: &u64| Word::from_bits(self.words[*extent as usize]).is_preallocated();
+        let taken: Vec<u64> = (range.first..range.end().min(8))
+            .filter(preallocated)
+            .collect();
         for extent in &taken {
             self.words[*extent as usize] = 0;
         }
         let one = |extent| ExtentRange::new(extent, 1);
         taken.into_iter().map(one).collect()
     }
-    fn count_ahead(&self, _: VolumeId, range: ExtentRange) -> u64 {
+    fn count_preallocated(&self, _: VolumeId, range: ExtentRange) -> u64 {
         let all = &self.words[range.first as usize..range.end().min(8) as usize];
-        let ahead = |word: &&u64| Word::from_bits(**word).is_ahead();
-        all.iter().filter(ahead).count() as u64
+        let preallocated = |word: &&u64| Word::from_bits(**word).is_preallocated();
+        all.iter().filter(preallocated).count() as u64
     }
     fn committed(&mut self, _: VolumeId, sequence: u64) {
         self.committed = sequence;
@@ -146,8 +149,8 @@ fn who_asked_is_told_and_nobody_else() {
         write: true,
         reason: FaultFailure::NoSpace,
     };
-    let told = Post::FaultFailed(V, ExtentRange::new(2, 1), true, FaultFailure::NoSpace);
-    assert_eq!(rig.hear(failed), [posted(1, told)]);
+    let reported = Post::FaultFailed(V, ExtentRange::new(2, 1), true, FaultFailure::NoSpace);
+    assert_eq!(rig.hear(failed), [posted(1, reported)]);
     assert_eq!(rig.hear(grants(2, stored())), []);
     assert_eq!(
         rig.miss(0, 2, true),
@@ -201,9 +204,9 @@ fn what_hangs_takes_turns_and_what_was_answered_stays_answered() {
     assert_eq!(rig.words.words[4], 0, "but its words are cleared at once");
     rig.upcall(0, Upcall::Drained { revoke: 1 });
     let mut out = Vec::new();
-    rig.side.take_turns(&mut out);
+    rig.side.advance_jobs(&mut out);
     assert_eq!(out, [], "it has a whole turn");
-    rig.side.take_turns(&mut out);
+    rig.side.advance_jobs(&mut out);
     assert_eq!(
         out,
         [
@@ -221,7 +224,7 @@ fn what_hangs_takes_turns_and_what_was_answered_stays_answered() {
     );
     assert_eq!(rig.upcall(1, Upcall::Drained { revoke: 1 }), [done(1)]);
     out.clear();
-    rig.side.take_turns(&mut out);
+    rig.side.advance_jobs(&mut out);
     assert_eq!(out, []);
 }
 
@@ -367,24 +370,27 @@ fn without_an_owner_what_is_kept_is_bounded() {
 #[test]
 fn a_place_ahead_answers_writes_and_is_given_back_unless_it_was_claimed() {
     let mut rig = Rig::new(2, 1);
-    let ahead = |extent| Word::ahead(DeviceIndex(0), ExtentIndex(extent)).unwrap();
+    let preallocated = |extent| Word::preallocated(DeviceIndex(0), ExtentIndex(extent)).unwrap();
     assert_eq!(rig.miss(1, 2, true), asked(2, true));
     let granted = Post::Granted(V, ExtentRange::new(2, 1));
-    assert_eq!(rig.hear(grants(2, ahead(5))), [posted(1, granted)]);
+    assert_eq!(rig.hear(grants(2, preallocated(5))), [posted(1, granted)]);
     assert_eq!(
         rig.miss(0, 2, true),
         [posted(0, granted)],
         "claimed, not asked"
     );
-    rig.hear(grants(3, ahead(6)));
-    rig.hear(grants(4, ahead(7)));
-    rig.words.words[3] = ahead(6).claimed().bits();
-    let count = ToEngine::CountAhead {
+    rig.hear(grants(3, preallocated(6)));
+    rig.hear(grants(4, preallocated(7)));
+    rig.words.words[3] = preallocated(6).claimed().bits();
+    let count = ToEngine::CountPreallocated {
         count: 4,
         volume: V,
         range: ExtentRange::new(3, u64::MAX),
     };
-    let counted = FromEngine::AheadCounted { count: 4, ahead: 1 };
+    let counted = FromEngine::PreallocatedCounted {
+        count: 4,
+        preallocated: 1,
+    };
     assert_eq!(rig.hear(count), [Effect::Say(counted)]);
     let take_back = ToEngine::TakeBack {
         revoke: 8,
@@ -396,5 +402,5 @@ fn a_place_ahead_answers_writes_and_is_given_back_unless_it_was_claimed() {
     assert_eq!(rig.hear(take_back.clone()), took_back(taken));
     assert_eq!(rig.hear(take_back), took_back(Vec::new()));
     assert_eq!(rig.miss(0, 2, true), asked(2, true));
-    assert_eq!(rig.words.words[3], ahead(6).claimed().bits());
+    assert_eq!(rig.words.words[3], preallocated(6).claimed().bits());
 }

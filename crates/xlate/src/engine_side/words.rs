@@ -15,7 +15,7 @@ pub trait Words {
     /// Takes back preallocated extents ([`crate::table::Table::take_back`]) and returns the runs.
     fn take_back(&mut self, volume: VolumeId, range: ExtentRange) -> Vec<ExtentRange>;
     /// The number of preallocated extents.
-    fn count_ahead(&self, volume: VolumeId, range: ExtentRange) -> u64;
+    fn count_preallocated(&self, volume: VolumeId, range: ExtentRange) -> u64;
     /// Everything up to `sequence` is durable.
     fn committed(&mut self, volume: VolumeId, sequence: u64);
     /// Whether `sequence` is durable.

@@ -1,7 +1,7 @@
 //! The owner's side of grants.
 //!
 //! Pure: no clock, socket or catalog. Only [`OwnerSide::grant`] makes a [`GrantOf`], and writes the
-//! table's entry first. To move a range, [`OwnerSide::take`] it and go through the [`Stage`]s in
+//! table's entry first. To move a range, [`OwnerSide::begin_take_back`] it and go through the [`Stage`]s in
 //! order; it is not granted until its entry is forgotten.
 //!
 //! A revoke counts when the engine reports the range unused *and* is fenced on its devices. Before
@@ -201,16 +201,16 @@ impl OwnerSide {
 
     /// Every listed grant with data, for a new engine: its devices belong to a FLUSH, its commits
     /// are awaited. A taken part has count 0: it may not be used.
-    pub fn tell_again(&self, table: &GrantTable) -> Vec<GrantOf> {
+    pub fn republish(&self, table: &GrantTable) -> Vec<GrantOf> {
         let mut all = Vec::new();
         for grant in table.iter() {
-            self.tell_one_again(grant, &mut all);
+            self.republish_one(grant, &mut all);
         }
         all
     }
 
     /// As above, for one entry.
-    pub fn tell_one_again(&self, grant: &Grant, all: &mut Vec<GrantOf>) {
+    pub fn republish_one(&self, grant: &Grant, all: &mut Vec<GrantOf>) {
         if grant.word.rights() == Some(Rights::Hole) {
             return;
         }
@@ -228,7 +228,7 @@ impl OwnerSide {
     }
 
     /// Takes a range, unless part of it is taken. End with [`OwnerSide::let_go`].
-    pub fn take(&mut self, volume: VolumeId, range: ExtentRange) -> Option<TakingId> {
+    pub fn begin_take_back(&mut self, volume: VolumeId, range: ExtentRange) -> Option<TakingId> {
         if self.overlapping(volume, range).next().is_some() {
             return None;
         }

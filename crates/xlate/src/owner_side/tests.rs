@@ -34,8 +34,8 @@ fn all(_: DeviceIndex) -> bool {
 fn what_is_granted_is_listed_first_and_only_what_is_free() {
     let (_dir, mut table) = table();
     let mut side = OwnerSide::default();
-    let taken = side.take(V, ExtentRange::new(6, 2)).unwrap();
-    assert_eq!(side.take(V, ExtentRange::new(7, 4)), None);
+    let taken = side.begin_take_back(V, ExtentRange::new(6, 2)).unwrap();
+    assert_eq!(side.begin_take_back(V, ExtentRange::new(7, 4)), None);
     let said = side.grant(&mut table, grant(4, 8, word(0, 40))).unwrap();
     assert_eq!(said.range, ExtentRange::new(4, 2), "up to what is taken");
     assert!(table.covers(V, said.range, Rights::ReadWrite));
@@ -74,14 +74,14 @@ fn a_new_conversation_is_told_what_is_free_and_which_devices_count() {
     let mut side = OwnerSide::default();
     side.grant(&mut table, grant(0, 6, word(1, 10))).unwrap();
     side.grant(&mut table, grant(6, 4, Word::HOLE)).unwrap();
-    side.take(V, ExtentRange::new(2, 2)).unwrap();
-    let told: Vec<_> = side
-        .tell_again(&table)
+    side.begin_take_back(V, ExtentRange::new(2, 2)).unwrap();
+    let reported: Vec<_> = side
+        .republish(&table)
         .into_iter()
         .map(|g| (g.range.first, g.range.count, Word::from_bits(g.word)))
         .collect();
     assert_eq!(
-        told,
+        reported,
         [
             (0, 2, word(1, 10)),
             (4, 2, word(1, 14)),
@@ -95,7 +95,7 @@ fn a_range_is_taken_back_in_this_order_and_no_other() {
     let (_dir, mut table) = table();
     let mut side = OwnerSide::default();
     side.grant(&mut table, grant(0, 4, word(1, 10))).unwrap();
-    let id = side.take(V, ExtentRange::new(1, 2)).unwrap();
+    let id = side.begin_take_back(V, ExtentRange::new(1, 2)).unwrap();
     assert!(side.unlisted(id, &table).is_err());
     assert!(side.changed(id).is_err() && side.durable(id).is_err());
     assert!(side.forget(id, &mut table).is_err());
@@ -131,7 +131,7 @@ fn what_does_not_drain_is_known_by_its_devices() {
         side.grant(&mut table, grant(at, 1, word(device, 9)))
             .unwrap();
     }
-    let id = side.take(V, ExtentRange::new(0, 9)).unwrap();
+    let id = side.begin_take_back(V, ExtentRange::new(0, 9)).unwrap();
     side.asked(id, &table, 1).unwrap();
     assert!(side.give_up(id), "the engine must be told");
     side.acknowledged(id, 1);
@@ -158,7 +158,7 @@ fn what_does_not_drain_is_known_by_its_devices() {
     let (_dir, mut table) = self::table();
     let mut side = OwnerSide::default();
     side.grant(&mut table, grant(0, 1, word(4, 9))).unwrap();
-    let id = side.take(V, ExtentRange::new(0, 1)).unwrap();
+    let id = side.begin_take_back(V, ExtentRange::new(0, 1)).unwrap();
     side.asked(id, &table, 1).unwrap();
     side.acknowledged(id, 1);
     assert!(!side.give_up(id), "nothing to say");
@@ -170,13 +170,15 @@ fn what_does_not_drain_is_known_by_its_devices() {
 fn nothing_listed_needs_no_revoke() {
     let (_dir, table) = table();
     let mut side = OwnerSide::default();
-    let id = side.take(V, ExtentRange::new(0, u64::MAX)).unwrap();
+    let id = side
+        .begin_take_back(V, ExtentRange::new(0, u64::MAX))
+        .unwrap();
     side.unlisted(id, &table).unwrap();
     assert!(side.may_change(id).unwrap().is_empty());
 }
 
-fn ahead(extent: u64) -> Word {
-    Word::ahead(DeviceIndex(0), ExtentIndex(extent)).unwrap()
+fn preallocated(extent: u64) -> Word {
+    Word::preallocated(DeviceIndex(0), ExtentIndex(extent)).unwrap()
 }
 
 #[test]
@@ -184,15 +186,21 @@ fn a_place_ahead_is_listed_as_stored_and_said_only_where_nothing_was() {
     let (_dir, mut table) = table();
     let side = OwnerSide::default();
     side.grant(&mut table, grant(2, 4, Word::HOLE)).unwrap();
-    let said = side.grant(&mut table, grant(0, 4, ahead(40))).unwrap();
-    assert_eq!(said.word, ahead(40).bits());
+    let said = side
+        .grant(&mut table, grant(0, 4, preallocated(40)))
+        .unwrap();
+    assert_eq!(said.word, preallocated(40).bits());
     assert!(table.covers(V, said.range, Rights::ReadWrite));
-    let said = side.grant(&mut table, grant(1, 1, ahead(41))).unwrap();
+    let said = side
+        .grant(&mut table, grant(1, 1, preallocated(41)))
+        .unwrap();
     assert_eq!(said.word, word(0, 41).bits());
-    let said = side.grant(&mut table, grant(0, 6, ahead(40))).unwrap();
+    let said = side
+        .grant(&mut table, grant(0, 6, preallocated(40)))
+        .unwrap();
     assert_eq!(said.word, word(0, 40).bits());
     assert_eq!(
-        side.grant(&mut table, grant(3, 1, ahead(90))),
+        side.grant(&mut table, grant(3, 1, preallocated(90))),
         Err(Refused::Elsewhere(ExtentRange::new(3, 1)))
     );
 }
@@ -201,9 +209,10 @@ fn a_place_ahead_is_listed_as_stored_and_said_only_where_nothing_was() {
 fn what_was_taken_back_goes_and_the_rest_stays_listed() {
     let (_dir, mut table) = table();
     let mut side = OwnerSide::default();
-    side.grant(&mut table, grant(0, 8, ahead(40))).unwrap();
+    side.grant(&mut table, grant(0, 8, preallocated(40)))
+        .unwrap();
     let range = ExtentRange::new(0, 6);
-    let id = side.take(V, range).unwrap();
+    let id = side.begin_take_back(V, range).unwrap();
     let taken = [1, 3, 6].map(|first| ExtentRange::new(first, 1));
     let parts = side.took_back(id, &taken).unwrap();
     assert_eq!(parts, taken[..2], "not beyond what was asked");
@@ -217,7 +226,7 @@ fn what_was_taken_back_goes_and_the_rest_stays_listed() {
     let left: Vec<_> = left.iter().map(|g| (g.range, g.word)).collect();
     let part = |first, count| (ExtentRange::new(first, count), word(0, 40 + first));
     assert_eq!(left, [part(0, 1), part(2, 1), part(4, 4)]);
-    let id = side.take(V, range).unwrap();
+    let id = side.begin_take_back(V, range).unwrap();
     side.asked(id, &table, 1).unwrap();
     assert!(side.took_back(id, &taken).is_err());
 }

@@ -104,7 +104,7 @@ impl Table {
             let leaf = self.leaves[(i / LEAF_WORDS) as usize].get_or_init(new_leaf);
             let cell = &leaf[(i % LEAF_WORDS) as usize];
             // Written data must never become zeros, whatever the owner says.
-            if word.is_ahead() {
+            if word.is_preallocated() {
                 let there = Word::from_bits(cell.load(Ordering::Relaxed));
                 if there != Word::MISS && there != Word::HOLE {
                     continue;
@@ -118,7 +118,7 @@ impl Table {
     /// Returns the present word.
     #[cold]
     pub fn claim(&self, extent: u64, seen: Word) -> Word {
-        let Some(cell) = self.cell(extent).filter(|_| seen.is_ahead()) else {
+        let Some(cell) = self.cell(extent).filter(|_| seen.is_preallocated()) else {
             return self.lookup(extent);
         };
         let claimed = seen.claimed();
@@ -141,7 +141,7 @@ impl Table {
         for i in range.first..range.end().min(self.extents) {
             let Some(cell) = self.cell(i) else { continue };
             let there = cell.load(Ordering::Relaxed);
-            let is_ours = Word::from_bits(there).is_ahead()
+            let is_ours = Word::from_bits(there).is_preallocated()
                 && cell
                     .compare_exchange(
                         there,
@@ -160,9 +160,9 @@ impl Table {
     }
 
     /// The number of preallocated extents in `range` now.
-    pub fn count_ahead(&self, range: ExtentRange) -> u64 {
+    pub fn count_preallocated(&self, range: ExtentRange) -> u64 {
         let all = range.first..range.end().min(self.extents);
-        all.filter(|i| self.lookup(*i).is_ahead()).count() as u64
+        all.filter(|i| self.lookup(*i).is_preallocated()).count() as u64
     }
 
     /// Removes rights in `range` (control thread), the first half of a revoke; preallocated extents
@@ -180,7 +180,7 @@ impl Table {
                 Some(Rights::Read) => {
                     let there = Word::from_bits(cell.load(Ordering::Relaxed));
                     // If claimed meanwhile, it loses the read right too; a read faults.
-                    if there.is_ahead() {
+                    if there.is_preallocated() {
                         Word::MISS
                     } else {
                         there.read_only()

@@ -45,8 +45,8 @@ fn growth_shares_leaves() {
     assert_eq!(new.lookup(4000), word(9));
 }
 
-fn ahead(e: u64) -> Word {
-    Word::ahead(DeviceIndex(1), ExtentIndex(e)).unwrap()
+fn preallocated(e: u64) -> Word {
+    Word::preallocated(DeviceIndex(1), ExtentIndex(e)).unwrap()
 }
 
 #[test]
@@ -55,23 +55,31 @@ fn what_is_claimed_stays_and_the_rest_can_be_taken_back() {
     let range = ExtentRange::new(508, 8);
     t.install(ExtentRange::new(511, 1), Word::HOLE);
     t.install(ExtentRange::new(512, 1), word(700));
-    t.install(range, ahead(100));
-    assert_eq!(t.lookup(511), ahead(103), "a hole gets a place");
+    t.install(range, preallocated(100));
+    assert_eq!(t.lookup(511), preallocated(103), "a hole gets a place");
     assert_eq!(t.lookup(512), word(700), "what is stored stays");
     assert_eq!(t.claim(509, t.lookup(509)), word(101));
     assert_eq!(t.lookup(509), word(101));
-    assert_eq!(t.claim(509, ahead(101)), word(101), "somebody else has");
-    assert_eq!(t.claim(508, ahead(7)), ahead(100), "not what is there");
+    assert_eq!(
+        t.claim(509, preallocated(101)),
+        word(101),
+        "somebody else has"
+    );
+    assert_eq!(
+        t.claim(508, preallocated(7)),
+        preallocated(100),
+        "not what is there"
+    );
     assert_eq!(t.claim(5, Word::HOLE), Word::MISS);
-    t.install(range, ahead(100));
+    t.install(range, preallocated(100));
     assert_eq!(t.lookup(509), word(101), "never ahead again");
     let run = ExtentRange::new;
-    assert_eq!(t.count_ahead(run(0, u64::MAX)), 6);
-    assert_eq!(t.count_ahead(run(509, 2)), 1);
+    assert_eq!(t.count_preallocated(run(0, u64::MAX)), 6);
+    assert_eq!(t.count_preallocated(run(509, 2)), 1);
     assert_eq!(t.take_back(range), [run(508, 1), run(510, 2), run(513, 3)]);
     assert_eq!(t.take_back(run(0, u64::MAX)), []);
     assert_eq!(t.lookup(510), Word::MISS);
-    assert_eq!(t.claim(510, ahead(102)), Word::MISS);
+    assert_eq!(t.claim(510, preallocated(102)), Word::MISS);
     assert_eq!(t.lookup(509), word(101));
 }
 
@@ -79,8 +87,8 @@ fn what_is_claimed_stays_and_the_rest_can_be_taken_back() {
 fn a_revoke_takes_places_ahead_too() {
     let t = Table::new(8);
     for keep in [None, Some(Rights::Read)] {
-        t.install(ExtentRange::new(0, 2), ahead(3));
-        t.claim(1, ahead(4));
+        t.install(ExtentRange::new(0, 2), preallocated(3));
+        t.claim(1, preallocated(4));
         t.clear(ExtentRange::new(0, 8), keep);
         let rest = keep.map_or(Word::MISS, |_| word(4).read_only());
         assert_eq!((t.lookup(0), t.lookup(1)), (Word::MISS, rest));
@@ -114,7 +122,7 @@ fn a_place_ahead_has_one_owner_whoever_comes_first() {
                 while !over.load(Ordering::Relaxed) {
                     at += 1;
                     let seen = table.lookup(at % EXTENTS);
-                    if seen.is_ahead() {
+                    if seen.is_preallocated() {
                         // Varies the time between lookup and claim.
                         (0..at % 8).for_each(|_| std::hint::spin_loop());
                         table.claim(at % EXTENTS, seen);
@@ -133,7 +141,7 @@ fn a_place_ahead_has_one_owner_whoever_comes_first() {
         let _end = Ending(&over);
         for place in 0..ROUNDS as u64 {
             let extent = ExtentRange::new(place % EXTENTS, 1);
-            table.install(extent, ahead(place));
+            table.install(extent, preallocated(place));
             if place % 4096 == 1 {
                 // After three laps, one reactor has claimed this extent.
                 let lap = laps.load(Ordering::Relaxed);
@@ -144,7 +152,7 @@ fn a_place_ahead_has_one_owner_whoever_comes_first() {
             (0..place % 24).for_each(|_| std::hint::spin_loop());
             match place % 5 {
                 0 => table.install(extent, word(place)),
-                1 => table.install(extent, ahead(place)),
+                1 => table.install(extent, preallocated(place)),
                 _ => {}
             }
             let took = table.take_back(extent);
@@ -159,6 +167,9 @@ fn a_place_ahead_has_one_owner_whoever_comes_first() {
     });
     let used = |place: &&u64| used[**place as usize].load(Ordering::SeqCst);
     assert_eq!(taken.iter().find(used), None, "taken back, and used");
-    let ahead = (0..ROUNDS).filter(|place| place % 5 != 0).count();
-    assert!(!taken.is_empty() && taken.len() < ahead, "both must win");
+    let preallocated = (0..ROUNDS).filter(|place| place % 5 != 0).count();
+    assert!(
+        !taken.is_empty() && taken.len() < preallocated,
+        "both must win"
+    );
 }

@@ -3,7 +3,7 @@
 //! Each device has one extent, with a durable and a present state. [`Daemon::progress`] advances
 //! all operations. Outside effects go through [`Outside`], which can die after any.
 
-use crate::engine::{EXTENT, device_of, laundering};
+use crate::engine::{EXTENT, device_of, zero_filling};
 use crate::outside::{Extent, Outside, Pool, entry};
 use forebay_xlate::boundary::message::{FaultAsk, FaultFailure, FromEngine, Held, Job, ToEngine};
 use forebay_xlate::grants::GrantTable;
@@ -24,7 +24,7 @@ pub enum Wish {
     /// A listed grant that the pool does not know.
     Stale,
     /// The owner preallocates the volume's extent.
-    Ahead,
+    Preallocation,
     /// The owner takes a preallocated extent back.
     TakeBack,
 }
@@ -46,12 +46,12 @@ pub struct Daemon {
     pub pool: Pool,
     /// The connected engine, and whether it knows all grants.
     pub talk: Option<u64>,
-    told: bool,
+    reported: bool,
     fenced: BTreeSet<u8>,
     inherited: BTreeSet<u64>,
     pub faults: BTreeSet<(VolumeId, bool)>,
     pub ops: Vec<Op>,
-    pub laundering: Option<(u64, u8)>,
+    pub zero_filling: Option<(u64, u8)>,
     /// Settles for quarantined extents; false: more were quarantined since.
     settling: BTreeMap<u8, (u64, bool)>,
     /// The engine that may have requests there.
@@ -88,19 +88,19 @@ impl Daemon {
             side: OwnerSide::default(),
             pool,
             talk: None,
-            told: false,
+            reported: false,
             fenced: BTreeSet::new(),
             inherited: BTreeSet::new(),
             faults: BTreeSet::new(),
             ops: Vec::new(),
-            laundering: None,
+            zero_filling: None,
             settling: BTreeMap::new(),
             quarantined: BTreeMap::new(),
         };
         for volume in stale {
             daemon.begin(volume, Wish::Stale);
             // At once: no new conversation may be told of it.
-            let taking = daemon.side.take(volume, EXTENT);
+            let taking = daemon.side.begin_take_back(volume, EXTENT);
             daemon.ops.iter_mut().for_each(|op| {
                 if op.volume == volume {
                     op.taking = taking;
@@ -128,7 +128,7 @@ impl Daemon {
         fenced: &BTreeSet<u8>,
     ) {
         self.talk = Some(generation);
-        self.told = false;
+        self.reported = false;
         self.fenced = fenced.clone();
         self.inherited = held
             .filter_map(|held| match held {
@@ -140,10 +140,10 @@ impl Daemon {
 
     pub fn hang_up(&mut self) {
         self.talk = None;
-        self.told = false;
+        self.reported = false;
         self.fenced.clear();
         self.inherited.clear();
-        self.laundering = None;
+        self.zero_filling = None;
         self.settling.clear();
         for op in &mut self.ops {
             op.settles.clear();
@@ -241,8 +241,8 @@ impl Daemon {
 
     fn job_done(&mut self, job: u64, out: &mut Outside<'_>) {
         self.inherited.remove(&job);
-        if let Some((_, device)) = self.laundering.filter(|(number, _)| *number == job) {
-            self.laundering = None;
+        if let Some((_, device)) = self.zero_filling.filter(|(number, _)| *number == job) {
+            self.zero_filling = None;
             self.settle_extent(device, Extent::Dirty, Extent::Clean, out);
         }
         let generation = self.talk.unwrap_or(0);
@@ -352,7 +352,7 @@ impl Daemon {
     pub fn progress(&mut self, out: &mut Outside<'_>) {
         loop {
             let before = (self.clone(), out.to_engine.len());
-            self.tell_again(out);
+            self.republish(out);
             let mut at = 0;
             while at < self.ops.len() && !out.dead {
                 if self.advance(at, out) {
@@ -364,7 +364,7 @@ impl Daemon {
             for (volume, write) in self.faults.clone() {
                 self.answer(volume, write, out);
             }
-            self.launder(out);
+            self.zero_fill(out);
             self.settle_quarantined(out);
             if out.dead || before == (self.clone(), out.to_engine.len()) {
                 return;
@@ -373,15 +373,15 @@ impl Daemon {
     }
 
     /// Sends every grant, after the engine has ended what an earlier daemon began.
-    fn tell_again(&mut self, out: &mut Outside<'_>) {
-        if self.talk.is_none() || self.told || !self.inherited.is_empty() {
+    fn republish(&mut self, out: &mut Outside<'_>) {
+        if self.talk.is_none() || self.reported || !self.inherited.is_empty() {
             return;
         }
-        let grants = self.side.tell_again(out.table);
+        let grants = self.side.republish(out.table);
         if !grants.is_empty() {
             out.say(ToEngine::Grants { grants });
         }
-        self.told = true;
+        self.reported = true;
     }
 
     fn advance(&mut self, at: usize, out: &mut Outside<'_>) -> bool {
@@ -391,12 +391,12 @@ impl Daemon {
             taking,
             ..
         } = self.ops[at];
-        if wish == Wish::Ahead {
-            self.map_ahead(volume, out);
+        if wish == Wish::Preallocation {
+            self.map_preallocated(volume, out);
             return true;
         }
         let Some(id) = taking else {
-            self.ops[at].taking = self.side.take(volume, EXTENT);
+            self.ops[at].taking = self.side.begin_take_back(volume, EXTENT);
             return false;
         };
         let (generation, release) = match wish {
@@ -409,7 +409,7 @@ impl Daemon {
                 if self.ops[at].revoke > 0 {
                     return false;
                 }
-                if self.talk.is_none() || !self.told {
+                if self.talk.is_none() || !self.reported {
                     return true;
                 }
                 let revoke = out.number();
@@ -425,7 +425,7 @@ impl Daemon {
                 if release.is_none() && self.side.unlisted(id, out.table).is_ok() {
                     return false;
                 }
-                let Some(talk) = self.talk.filter(|_| self.told) else {
+                let Some(talk) = self.talk.filter(|_| self.reported) else {
                     return false;
                 };
                 if generation.is_some_and(|generation| generation != talk) {
@@ -512,17 +512,17 @@ impl Daemon {
         true
     }
 
-    fn map_ahead(&mut self, volume: VolumeId, out: &mut Outside<'_>) {
+    fn map_preallocated(&mut self, volume: VolumeId, out: &mut Outside<'_>) {
         let mut extents = self.pool.extents.iter();
         let Some(at) = extents.position(|e| *e == Extent::Clean) else {
             return;
         };
         let free = self.side.free_run(volume, 0, 1) > 0 && !self.pool.map.contains_key(&volume);
-        if !free || !self.told || !self.allocate(volume, at, out) || !out.goes() {
+        if !free || !self.reported || !self.allocate(volume, at, out) || !out.goes() {
             return;
         }
         let word = place(at as u8);
-        let word = Word::ahead(word.device(), word.extent()).unwrap();
+        let word = Word::preallocated(word.device(), word.extent()).unwrap();
         // If this fails, a later fault finds it mapped.
         if let Ok(grant) = self.side.grant(out.table, entry(volume, word)) {
             out.say(ToEngine::Grants {
@@ -532,7 +532,7 @@ impl Daemon {
     }
 
     fn answer(&mut self, volume: VolumeId, write: bool, out: &mut Outside<'_>) {
-        if !self.told || out.dead {
+        if !self.reported || out.dead {
             return;
         }
         let word = match self.pool.map.get(&volume) {
@@ -542,7 +542,7 @@ impl Daemon {
                 let free = |e: &Extent| *e == Extent::Clean;
                 let Some(at) = self.pool.extents.iter().position(free) else {
                     let soon = |e: &Extent| matches!(e, Extent::Dirty);
-                    let gives_up = |op: &Op| !matches!(op.wish, Wish::Evict | Wish::Ahead);
+                    let gives_up = |op: &Op| !matches!(op.wish, Wish::Evict | Wish::Preallocation);
                     let freeing = self.ops.iter().any(gives_up);
                     if !self.pool.extents.iter().any(soon) && !freeing {
                         self.fail(volume, write, out);
@@ -584,9 +584,9 @@ impl Daemon {
         });
     }
 
-    fn launder(&mut self, out: &mut Outside<'_>) {
+    fn zero_fill(&mut self, out: &mut Outside<'_>) {
         let stale = self.ops.iter().any(|op| op.wish == Wish::Stale);
-        if !self.told || self.laundering.is_some() || stale || out.dead {
+        if !self.reported || self.zero_filling.is_some() || stale || out.dead {
             return;
         }
         let dirty = |d: &u8| out.durable.extents[usize::from(*d)] == Extent::Dirty;
@@ -597,14 +597,14 @@ impl Daemon {
             return;
         }
         let job = out.number();
-        self.laundering = Some((job, device));
-        let work = laundering(device);
+        self.zero_filling = Some((job, device));
+        let work = zero_filling(device);
         out.say(ToEngine::Job { job, work });
     }
 
     /// Frees quarantined extents whose device's requests have ended.
     fn settle_quarantined(&mut self, out: &mut Outside<'_>) {
-        if !self.told || out.dead {
+        if !self.reported || out.dead {
             return;
         }
         for device in self.fenced.clone() {

@@ -70,9 +70,9 @@ impl Words for Cache {
         taken
     }
 
-    fn count_ahead(&self, volume: VolumeId, range: ExtentRange) -> u64 {
+    fn count_preallocated(&self, volume: VolumeId, range: ExtentRange) -> u64 {
         self.table(volume)
-            .map_or(0, |table| table.count_ahead(range))
+            .map_or(0, |table| table.count_preallocated(range))
     }
 
     fn committed(&mut self, _: VolumeId, _: u64) {}
@@ -284,7 +284,7 @@ impl Engine {
         });
     }
 
-    pub fn launder_ends(&mut self, i: usize) -> u8 {
+    pub fn zero_fill_ends(&mut self, i: usize) -> u8 {
         let (job, device) = self.lane.remove(i);
         self.reactors[0].asleep = false;
         let done = Upcall::JobDone { job, errno: None };
@@ -325,7 +325,7 @@ impl Engine {
                 reactor.settles.push((job, device.0, before));
                 self.check_settles(r);
             }
-            Post::Job(job, Job::Launder { device, .. }) => self.lane.push((job, device.0)),
+            Post::Job(job, Job::ZeroFill { device, .. }) => self.lane.push((job, device.0)),
             Post::ReleaseDone(io, ..) => around.stages[io as usize] = Stage::Done,
             Post::ReleaseFailed(io, _) | Post::ReleaseAbandoned(io, _) => {
                 around.stages[io as usize] = Stage::Failed
@@ -381,14 +381,14 @@ impl Engine {
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Ghost {
     Slice(Slice),
-    Launder(u8),
+    ZeroFill(u8),
 }
 
 impl Ghost {
     pub fn device(&self) -> u8 {
         match self {
             Ghost::Slice(slice) => slice.device,
-            Ghost::Launder(device) => *device,
+            Ghost::ZeroFill(device) => *device,
         }
     }
 }
@@ -401,8 +401,8 @@ impl World {
         };
         self.ghosts
             .extend(engine.at_devices().map(|slice| Ghost::Slice(slice.clone())));
-        let laundering = engine.lane.iter().map(|(_, d)| Ghost::Launder(*d));
-        self.ghosts.extend(laundering);
+        let zero_filling = engine.lane.iter().map(|(_, d)| Ghost::ZeroFill(*d));
+        self.ghosts.extend(zero_filling);
         self.to_engine.clear();
         for stage in &mut self.stages {
             if !matches!(stage, Stage::Done | Stage::Failed) {
@@ -421,8 +421,8 @@ pub fn device_of(word: u64) -> Option<u8> {
     }
 }
 
-pub fn laundering(device: u8) -> Job {
-    Job::Launder {
+pub fn zero_filling(device: u8) -> Job {
+    Job::ZeroFill {
         device: DeviceIndex(device),
         extents: EXTENT,
     }

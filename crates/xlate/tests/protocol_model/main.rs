@@ -218,7 +218,7 @@ fn a_place_ahead_is_claimed_or_taken_back() {
         command(1, A, Kind::Write),
         command(0, B, Kind::Write),
     ];
-    let wishes = vec![(A, Wish::Ahead), (A, Wish::TakeBack)];
+    let wishes = vec![(A, Wish::Preallocation), (A, Wish::TakeBack)];
     check("a place ahead", one_extent(2, commands, wishes));
 }
 
@@ -226,7 +226,11 @@ fn a_place_ahead_is_claimed_or_taken_back() {
 #[test]
 fn a_place_ahead_comes_again() {
     let commands = vec![command(0, A, Kind::Write), command(1, A, Kind::Read)];
-    let wishes = vec![(A, Wish::Ahead), (A, Wish::TakeBack), (A, Wish::Ahead)];
+    let wishes = vec![
+        (A, Wish::Preallocation),
+        (A, Wish::TakeBack),
+        (A, Wish::Preallocation),
+    ];
     let mut scenario = one_extent(2, commands, wishes);
     scenario.devices = 2;
     scenario.budget.timeouts = 1;
@@ -236,7 +240,7 @@ fn a_place_ahead_comes_again() {
 #[test]
 fn places_ahead_and_a_process_dies() {
     let commands = vec![command(0, A, Kind::Write), command(0, B, Kind::Write)];
-    let wishes = vec![(A, Wish::Ahead), (A, Wish::TakeBack)];
+    let wishes = vec![(A, Wish::Preallocation), (A, Wish::TakeBack)];
     let mut scenario = one_extent(1, commands, wishes);
     scenario.budget.daemon_deaths = 1;
     check("a place ahead, the daemon dies", scenario.clone());
@@ -253,10 +257,10 @@ fn a_place_ahead_is_deallocated_or_revoked() {
         command(0, B, Kind::Write),
     ];
     commands[1].after = Some(0);
-    let wishes = vec![(A, Wish::Ahead), (A, Wish::TakeBack)];
+    let wishes = vec![(A, Wish::Preallocation), (A, Wish::TakeBack)];
     check("deallocated", one_extent(1, commands.clone(), wishes));
     commands[1] = command(1, A, Kind::Write);
-    let wishes = vec![(A, Wish::Ahead), (A, Wish::Free)];
+    let wishes = vec![(A, Wish::Preallocation), (A, Wish::Free)];
     check("revoked", one_extent(2, commands, wishes));
 }
 

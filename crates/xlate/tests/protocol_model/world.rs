@@ -49,7 +49,7 @@ pub enum Action {
     TakePost(usize),
     Submit(usize),
     End(usize, usize),
-    LaunderEnds(usize),
+    ZeroFillEnds(usize),
     GhostEnds(usize),
     ControlHears,
     ControlTakes(usize),
@@ -145,7 +145,7 @@ impl World {
                 }
             }
             let ends = |i: &usize| !self.hung.contains(&engine.lane[*i].1);
-            all.extend((0..engine.lane.len()).filter(ends).map(LaunderEnds));
+            all.extend((0..engine.lane.len()).filter(ends).map(ZeroFillEnds));
             if !self.to_engine.is_empty() {
                 all.push(ControlHears);
             }
@@ -197,7 +197,7 @@ impl World {
         }
         for (w, (volume, wish)) in scenario.wishes.iter().enumerate() {
             let mapped = daemon.pool.map.contains_key(volume);
-            if !self.wished[w] && mapped == (*wish != WishOf::Ahead) {
+            if !self.wished[w] && mapped == (*wish != WishOf::Preallocation) {
                 all.push(Wish(w));
             }
         }
@@ -211,7 +211,7 @@ impl World {
             }
         }
         let stuck = |(_, d): (u64, u8)| self.hung.contains(&d);
-        if !daemon.faults.is_empty() && daemon.laundering.is_some_and(stuck) {
+        if !daemon.faults.is_empty() && daemon.zero_filling.is_some_and(stuck) {
             all.push(HangFault);
         }
         if !self.hung.is_empty() && daemon.waits_for_inherited() {
@@ -356,7 +356,7 @@ impl World {
                 let slice = engine.end(r, i, &mut around);
                 self.note_written(scenario, &slice);
             }
-            (LaunderEnds(i), Some(engine)) => _ = engine.launder_ends(i),
+            (ZeroFillEnds(i), Some(engine)) => _ = engine.zero_fill_ends(i),
             (Fence(device), Some(engine)) => {
                 engine.pass_fence(device, &mut around);
                 let device = forebay_xlate::DeviceIndex(device);
@@ -372,7 +372,7 @@ impl World {
             }
             (TakeTurns, Some(engine)) => {
                 let mut effects = Vec::new();
-                engine.side.take_turns(&mut effects);
+                engine.side.advance_jobs(&mut effects);
                 engine.carry_out(effects, |message| said.push(message));
             }
             (KillEngine, _) => {
@@ -480,7 +480,7 @@ impl World {
         let slices = engine.clone().flat_map(Engine::at_devices);
         let left = self.ghosts.iter().filter_map(|ghost| match ghost {
             Ghost::Slice(slice) => Some(slice),
-            Ghost::Launder(_) => None,
+            Ghost::ZeroFill(_) => None,
         });
         for slice in slices.chain(left) {
             let volume = slice.span.volume;
@@ -492,7 +492,7 @@ impl World {
         }
         let lane = engine.flat_map(|e| e.lane.iter().map(|(_, d)| *d));
         let left = self.ghosts.iter().filter_map(|ghost| match ghost {
-            Ghost::Launder(device) => Some(*device),
+            Ghost::ZeroFill(device) => Some(*device),
             Ghost::Slice(_) => None,
         });
         lane.chain(left).all(|device| {

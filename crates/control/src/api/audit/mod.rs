@@ -31,7 +31,7 @@ use changes::{AuditedRoute, Object, SHUTDOWN, find};
 use objects::{differences, name_of};
 
 /// The limit for each of: the object before, the object after, the record.
-const LOOK_LIMIT: Duration = Duration::from_secs(2);
+const POLL_LIMIT: Duration = Duration::from_secs(2);
 
 #[derive(Debug, PartialEq, Eq)]
 struct Unknown;
@@ -89,7 +89,7 @@ impl Audited {
             return self.ask(request).await;
         }
         let object = change.object_path(uri.path(), &asked);
-        let before = self.look(object.as_deref()).await;
+        let before = self.check(object.as_deref()).await;
         let response = self.ask(request).await;
         let status = response.status();
         if !status.is_success() && !status.is_server_error() {
@@ -101,7 +101,7 @@ impl Audited {
         let (is_made, before, after) = match change.object {
             Object::Made if status.is_success() => (true, None, answered.clone()),
             of => {
-                let after = self.look(object.as_deref()).await;
+                let after = self.check(object.as_deref()).await;
                 // After a time-out, the change may still happen.
                 let is_over = status != StatusCode::GATEWAY_TIMEOUT && object.is_some();
                 let is_known = before.is_ok() && before == after;
@@ -128,7 +128,7 @@ impl Audited {
     async fn begin(&self, change: &AuditedRoute, uri: &Uri, asked: &Value) -> Audit {
         let caller = self.caller;
         let names = tokio::task::spawn_blocking(move || caller.names());
-        let names = match timeout(LOOK_LIMIT, names).await {
+        let names = match timeout(POLL_LIMIT, names).await {
             Ok(Ok(names)) => names,
             _ => Names {
                 user: format!("uid {}", caller.uid),
@@ -151,7 +151,7 @@ impl Audited {
         }
     }
 
-    async fn look(&self, path: Option<&str>) -> Result<Option<Value>, Unknown> {
+    async fn check(&self, path: Option<&str>) -> Result<Option<Value>, Unknown> {
         let Some(path) = path else {
             return Ok(None);
         };
@@ -168,18 +168,18 @@ impl Audited {
             let object = || serde_json::from_slice(&body).ok();
             Ok(status.is_success().then(object).flatten())
         };
-        timeout(LOOK_LIMIT, answer).await.unwrap_or(Err(Unknown))
+        timeout(POLL_LIMIT, answer).await.unwrap_or(Err(Unknown))
     }
 
     async fn record(&self, audit: Audit) {
         let entry = audit.clone();
-        let told = self.daemon.run(move |daemon| async move {
+        let reported = self.daemon.run(move |daemon| async move {
             let generation = daemon.status().generation;
             daemon.events.audit(generation, entry).await;
             Ok(())
         });
-        let told = timeout(LOOK_LIMIT, told).await;
-        if !matches!(told, Ok(Ok(()))) {
+        let reported = timeout(POLL_LIMIT, reported).await;
+        if !matches!(reported, Ok(Ok(()))) {
             tracing::warn!(?audit, "a change could not be recorded");
         }
     }

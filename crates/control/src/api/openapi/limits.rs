@@ -3,7 +3,7 @@
 
 use forebay_pool::{MAX_DEVICES, MAX_EXTENT_BYTES, MAX_VOLUME_BYTES, MIN_EXTENT_BYTES};
 use forebay_qos::budget::{LEAST, MOST, MOST_CREDIT_SECONDS};
-use forebay_xlate::boundary::message::MAX_MACHINE_QUEUES;
+use forebay_xlate::boundary::message::MAX_VM_QUEUES;
 use serde_json::Value;
 use utoipa::Number;
 use utoipa::openapi::path::{Operation, ParameterIn, PathItem};
@@ -70,11 +70,7 @@ const FIELDS: &[(&str, &str, Is)] = &[
     ("ExportCreate", "tenant", Is::Name),
     ("ExportCreate", "volume", Is::Name),
     ("ExportCreate", "hosts", Is::Nqn),
-    (
-        "ExportCreate",
-        "queues",
-        Is::Whole(1, MAX_MACHINE_QUEUES as u64),
-    ),
+    ("ExportCreate", "queues", Is::Whole(1, MAX_VM_QUEUES as u64)),
     ("ExportCreate", "socket", Is::Socket),
     ("ExportCreate", "socket_user", NUMBER),
     ("ExportCreate", "socket_group", NUMBER),

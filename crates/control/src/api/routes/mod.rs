@@ -8,20 +8,20 @@ use crate::model::Done;
 
 mod daemon;
 mod export;
-mod figures;
 mod pool;
 mod port;
 mod scheduling;
+mod statistics;
 mod tenant;
 mod transfer;
 mod volume;
 
-pub(super) use figures::metrics_text;
+pub(super) use statistics::metrics_text;
 
 pub(super) fn routes() -> Router<Handle> {
     Router::new()
         .merge(daemon::routes())
-        .merge(figures::routes())
+        .merge(statistics::routes())
         .merge(pool::routes())
         .merge(port::routes())
         .merge(tenant::routes())
@@ -34,7 +34,7 @@ pub(super) fn routes() -> Router<Handle> {
 pub(super) fn documents() -> [utoipa::openapi::OpenApi; 9] {
     [
         daemon::document(),
-        figures::document(),
+        statistics::document(),
         pool::document(),
         port::document(),
         tenant::document(),

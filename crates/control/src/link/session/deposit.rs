@@ -19,7 +19,7 @@ use forebay_xlate::boundary::socket::MAX_DESCRIPTORS;
 use forebay_xlate::kill_point;
 use rustix::process::{Resource, getrlimit};
 
-use super::machines::{VmClient, VmClients};
+use super::vms::{VmClient, VmClients};
 use super::{AskError, AskKind, PendingAnswer, Session};
 
 /// Descriptors kept from connections; half of all, if there are few.
@@ -29,9 +29,9 @@ const RESERVED_DESCRIPTORS: u64 = 512;
 pub(super) struct Deposit {
     memory: Option<Arc<OwnedFd>>,
     sockets: BTreeMap<u64, Arc<OwnedFd>>,
-    pub(super) machines: VmClients,
+    pub(super) vms: VmClients,
     /// The number of the newest client.
-    pub(super) last_machine: u64,
+    pub(super) last_vm: u64,
     /// Connections refused for lack of descriptors.
     not_kept: u64,
 }
@@ -69,7 +69,7 @@ impl Estate {
     }
 
     pub(crate) fn sockets(&self) -> usize {
-        self.deposit.sockets.len() + self.deposit.machines.len()
+        self.deposit.sockets.len() + self.deposit.vms.len()
     }
 }
 
@@ -81,7 +81,7 @@ pub(crate) struct Conversion {
     /// Their commands.
     pub(crate) commands: u32,
     /// VM clients that go on.
-    pub(crate) machines: u32,
+    pub(crate) vms: u32,
     /// Closed connections: reason and count.
     pub(crate) closed: Vec<(String, u32)>,
 }
@@ -119,8 +119,8 @@ impl Session {
     pub(super) fn drop_socket(&self, socket: u64) {
         let mut deposit = self.deposit.borrow_mut();
         deposit.sockets.remove(&socket);
-        if let Some(machine) = deposit.machines.remove(&socket) {
-            machine.end();
+        if let Some(vm) = deposit.vms.remove(&socket) {
+            vm.end();
         }
     }
 
@@ -179,7 +179,7 @@ impl Session {
             let (sockets, descriptors) = each.unzip();
             self.say_with(&ToEngine::Sockets { sockets }, descriptors);
         }
-        self.send_machines(&estate.deposit.machines);
+        self.send_vms(&estate.deposit.vms);
         self.say(&ToEngine::SocketsEnd);
         kill_point!("daemon.sockets");
         Ok(pending)
@@ -187,8 +187,8 @@ impl Session {
 
     /// Drops everything: a later session with this engine holds it.
     pub(crate) fn forget_deposit(&self) {
-        let machines = self.deposit.take().machines;
-        machines.into_values().for_each(VmClient::end);
+        let vms = self.deposit.take().vms;
+        vms.into_values().for_each(VmClient::end);
     }
 
     /// Takes over the estate's connections and tells the engine to act. From here on its own
@@ -197,7 +197,7 @@ impl Session {
         if let Some(estate) = estate.take() {
             let mut deposit = self.deposit.borrow_mut();
             deposit.sockets.extend(estate.deposit.sockets);
-            deposit.machines.extend(estate.deposit.machines);
+            deposit.vms.extend(estate.deposit.vms);
         }
         self.request("going on", |request| ToEngine::Resume { request })
     }

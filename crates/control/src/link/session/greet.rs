@@ -29,14 +29,9 @@ pub(crate) enum GreetError {
     #[error(
         "the running engine (pid {pid}) speaks version {theirs} of the control protocol, this daemon {BOUNDARY_VERSION}"
     )]
-    Version {
-        pid: u32,
-        theirs: u32,
-    },
+    Version { pid: u32, theirs: u32 },
     #[error("the running engine (pid {pid}) serves another pool")]
-    OtherPool {
-        pid: u32,
-    },
+    OtherPool { pid: u32 },
 }
 
 #[derive(Debug)]
@@ -111,7 +106,7 @@ impl Session {
             next_number: Cell::new(monotonic_ns()),
             open: RefCell::default(),
             settling: RefCell::default(),
-            asked_ahead: RefCell::default(),
+            asked_preallocated: RefCell::default(),
             devices: RefCell::default(),
             inherited_revokes: RefCell::default(),
             inherited_jobs: RefCell::default(),
@@ -151,7 +146,7 @@ impl Session {
             Held::Revoke(number) => self.inherited_revokes.borrow_mut().push(*number),
             Held::Job(number, work) => {
                 // Other jobs don't change extents.
-                if let Job::Launder { device, .. } = work {
+                if let Job::ZeroFill { device, .. } = work {
                     self.inherited_jobs.borrow_mut().push((*number, *device));
                 }
             }
@@ -159,8 +154,8 @@ impl Session {
                 self.keep_socket(*socket, descriptors);
                 return None;
             }
-            Held::Machine(socket, export) => {
-                self.keep_machine(*socket, *export, descriptors);
+            Held::Vm(socket, export) => {
+                self.keep_vm(*socket, *export, descriptors);
                 return None;
             }
             Held::Deposits(numbers) => {
@@ -171,7 +166,7 @@ impl Session {
                 self.keep_memory(descriptors);
                 return None;
             }
-            Held::Volume(_) | Held::Export(_) | Held::Listener(_) | Held::MachineListener(_) => {}
+            Held::Volume(_) | Held::Export(_) | Held::Listener(_) | Held::VmListener(_) => {}
         }
         Some((held, descriptors))
     }

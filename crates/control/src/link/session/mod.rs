@@ -4,10 +4,10 @@
 //! the monotonic clock's nanoseconds, so no later session of this boot reuses one. Grants are
 //! batched, but sent before any other message, so their order stays.
 
-mod ahead;
 mod deposit;
 mod greet;
-mod machines;
+mod preallocated;
+mod vms;
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -23,8 +23,8 @@ use forebay_xlate::boundary::region::Region;
 use forebay_xlate::{DeviceIndex, ExtentRange, VolumeId};
 use tokio::sync::oneshot;
 
-use self::ahead::AheadAnswer;
 use self::deposit::Deposit;
+use self::preallocated::PreallocatedAnswer;
 use super::wire::Wire;
 use crate::readiness::in_time;
 use crate::signal::Signal;
@@ -123,7 +123,7 @@ pub(crate) struct Session {
     /// Changes of exports whose removed hosts are still connected, by request.
     settling: RefCell<HashMap<u64, oneshot::Sender<u32>>>,
     /// Questions about preallocated extents.
-    asked_ahead: RefCell<HashMap<u64, oneshot::Sender<AheadAnswer>>>,
+    asked_preallocated: RefCell<HashMap<u64, oneshot::Sender<PreallocatedAnswer>>>,
     devices: RefCell<BTreeMap<DeviceIndex, DeviceState>>,
     /// Revokes and zeroing of an earlier session that the engine has not finished.
     inherited_revokes: RefCell<Vec<u64>>,
@@ -168,9 +168,9 @@ impl Session {
         match message {
             FromEngine::Socket { socket } => self.keep_socket(socket, descriptors),
             FromEngine::SocketGone { socket } => self.drop_socket(socket),
-            FromEngine::Machine { socket, export } => {
-                self.keep_machine(socket, export, descriptors);
-                return Some(FromEngine::Machine { socket, export });
+            FromEngine::Vm { socket, export } => {
+                self.keep_vm(socket, export, descriptors);
+                return Some(FromEngine::Vm { socket, export });
             }
             FromEngine::Deposits { socket, numbers } => {
                 self.keep_deposits(socket, &numbers, descriptors);
@@ -180,13 +180,13 @@ impl Session {
                 request,
                 queues,
                 commands,
-                machines,
+                vms,
                 closed,
             } => {
                 *self.conversion.borrow_mut() = Some(Conversion {
                     queues,
                     commands,
-                    machines,
+                    vms,
                     closed,
                 });
                 self.answer(AskKind::TakeOver, request, Ok(()));
@@ -231,10 +231,13 @@ impl Session {
                 self.answer(AskKind::Revoke, revoke, Ok(()));
             }
             FromEngine::TookBack { revoke, taken } => {
-                self.answer_ahead(revoke, AheadAnswer::Taken(taken));
+                self.answer_preallocated(revoke, PreallocatedAnswer::Taken(taken));
             }
-            FromEngine::AheadCounted { count, ahead } => {
-                self.answer_ahead(count, AheadAnswer::Left(ahead));
+            FromEngine::PreallocatedCounted {
+                count,
+                preallocated,
+            } => {
+                self.answer_preallocated(count, PreallocatedAnswer::Left(preallocated));
             }
             FromEngine::RevokeRefused { revoke } => {
                 let why = "the deallocation has ended meanwhile".to_owned();
@@ -398,7 +401,7 @@ impl Session {
     pub(crate) fn job(&self, work: Job) -> PendingAnswer {
         let what = match work {
             Job::Flush { .. } => "a flush",
-            Job::Launder { .. } => "laundering",
+            Job::ZeroFill { .. } => "laundering",
             Job::Settle { .. } => "the end of a device's requests",
         };
         self.ask(AskKind::Job, what, Vec::new(), |job| ToEngine::Job {
@@ -446,12 +449,12 @@ impl Session {
     }
 
     /// Waits until the engine was told of devices; it is told of all present ones at once.
-    pub(crate) async fn devices_told(&self) -> BTreeSet<DeviceIndex> {
-        let told = || {
+    pub(crate) async fn published_devices(&self) -> BTreeSet<DeviceIndex> {
+        let published = || {
             let devices = self.devices.borrow();
             (!devices.is_empty()).then(|| devices.keys().copied().collect())
         };
-        self.changed.until(told).await
+        self.changed.until(published).await
     }
 
     /// Waits for the next fence and removes that device from `waiting`. `None` if no other can
@@ -512,7 +515,7 @@ impl Session {
         self.ended.set(true);
         self.open.borrow_mut().clear();
         self.settling.borrow_mut().clear();
-        self.asked_ahead.borrow_mut().clear();
+        self.asked_preallocated.borrow_mut().clear();
         self.changed.raise();
     }
 

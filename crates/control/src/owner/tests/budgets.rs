@@ -685,29 +685,29 @@ fn what_tenants_used_does_not_fall_when_their_engine_does() {
         assert_eq!(seen(&life), (500, 500, 60_000));
         let shown = life.owner.volumes.tenant_show("t").unwrap();
         assert_eq!(shown.credit.unwrap().most_ops, 60_000);
-        let told = |life: &mut Life| {
-            let told = life.fake.log.drain(..).filter_map(|message| match message {
+        let reported = |life: &mut Life| {
+            let reported = life.fake.log.drain(..).filter_map(|message| match message {
                 ToEngine::SetTenantBudget { credit, .. } => Some(credit),
                 _ => None,
             });
-            told.collect::<Vec<_>>()
+            reported.collect::<Vec<_>>()
         };
-        assert_eq!(told(&mut life), [[0; 2]]);
+        assert_eq!(reported(&mut life), [[0; 2]]);
         life.replace_engine(|fake| count(fake, 20, 30)).await;
         life.fake.settle().await;
         assert_eq!(seen(&life), (520, 520, 30));
-        assert_eq!(told(&mut life), [[70_000, 0]]);
+        assert_eq!(reported(&mut life), [[70_000, 0]]);
         let owner = life.owner.clone();
         let gone = owner
             .exports
             .export_delete("t".to_owned(), "v".to_owned(), true);
         life.with_engine(gone).await.unwrap();
-        told(&mut life);
+        reported(&mut life);
         life.fake.region.tenants()[3].tenant.store(0, Relaxed);
         let shown = life.owner.volumes.tenant_show("t").unwrap();
         assert_eq!((seen(&life).2, shown.credit.unwrap().ops), (30, 30));
         life.export("v").await;
-        assert_eq!(told(&mut life), [[30, 0]]);
+        assert_eq!(reported(&mut life), [[30, 0]]);
     });
 }
 

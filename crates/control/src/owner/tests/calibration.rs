@@ -9,8 +9,8 @@ use forebay_device::volatile;
 impl Life {
     async fn calibrating(&mut self, seconds: Option<u64>) {
         let owner = self.owner.clone();
-        let told = self.with_engine(async { owner.budgets.calibrating(seconds).await });
-        told.await.unwrap();
+        let reported = self.with_engine(async { owner.budgets.calibrating(seconds).await });
+        reported.await.unwrap();
     }
 
     async fn measured(&mut self) {

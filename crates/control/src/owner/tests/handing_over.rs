@@ -12,13 +12,13 @@ use crate::link::session::{Conversion, DeviceState, Estate};
 use crate::model::events::{Event, EventKind};
 use crate::owner::EngineProgress;
 
-type Told = Rc<RefCell<Vec<EngineProgress>>>;
+type Reported = Rc<RefCell<Vec<EngineProgress>>>;
 
 /// A sequence of engines under one daemon.
 struct Line {
     life: Life,
     estate: Rc<RefCell<Option<Estate>>>,
-    told: Told,
+    reported: Reported,
     serving: tokio::task::JoinHandle<()>,
     session: Rc<Session>,
     hosts: Vec<(u64, UnixStream)>,
@@ -38,13 +38,14 @@ impl Line {
         let mut line = Self {
             life,
             estate: Rc::default(),
-            told: Told::default(),
+            reported: Reported::default(),
             serving: tokio::task::spawn_local(async {}),
             session,
             hosts: Vec::new(),
         };
         line.next().await;
-        line.until(|told| *told == EngineProgress::Running).await;
+        line.until(|reported| *reported == EngineProgress::Running)
+            .await;
         for socket in 1..=connections {
             let host = line.life.fake.deposit(socket);
             line.hosts.push((socket, host));
@@ -80,10 +81,10 @@ impl Line {
         let (greeting, _) = tokio::join!(greet, self.life.fake.welcome(pool, None));
         let greeting = greeting.unwrap();
         self.session = greeting.session.clone();
-        self.told.borrow_mut().clear();
-        let (estate, told) = (self.estate.clone(), self.told.clone());
+        self.reported.borrow_mut().clear();
+        let (estate, reported) = (self.estate.clone(), self.reported.clone());
         self.serving = tokio::task::spawn_local(async move {
-            let progress = |progress| told.borrow_mut().push(progress);
+            let progress = |progress| reported.borrow_mut().push(progress);
             owner.serve(greeting, &estate, progress).await;
         });
     }
@@ -95,7 +96,7 @@ impl Line {
                 () = tokio::task::yield_now() => {}
                 () = self.life.fake.until(|_| None::<()>) => {}
             }
-            if self.told.borrow().iter().any(&wanted) {
+            if self.reported.borrow().iter().any(&wanted) {
                 return;
             }
             self.life.fake.listen(Duration::from_millis(5)).await;
@@ -110,7 +111,7 @@ impl Line {
         let converted = FromEngine::Converted {
             request: self.life.fake.given.request,
             queues: 2,
-            machines: 0,
+            vms: 0,
             commands: 5,
             closed: vec![("damaged records".to_owned(), 1)],
         };
@@ -162,7 +163,7 @@ fn a_successor_gets_everything_and_acts_when_told() {
         line.hosts.retain(|(socket, _)| *socket != 7);
         let last = line.life.fake.deposit(301);
         line.hosts.push((301, last));
-        let blamed = Blamed::Newcomer { socket: 9 };
+        let blamed = Blamed::Handshake { socket: 9 };
         line.die(Some(blamed)).await;
         line.next().await;
         line.hear(is_sockets_end).await;
@@ -188,20 +189,21 @@ fn a_successor_gets_everything_and_acts_when_told() {
             "they are still the dead engine's"
         );
         line.convert();
-        line.until(|told| *told == EngineProgress::Running).await;
+        line.until(|reported| *reported == EngineProgress::Running)
+            .await;
         assert!(line.position(is_resume).unwrap() < line.position(is_listener).unwrap());
         let conversion = Conversion {
             queues: 2,
-            machines: 0,
+            vms: 0,
             commands: 5,
             closed: vec![("damaged records".to_owned(), 1)],
         };
-        let told = [
+        let reported = [
             EngineProgress::Converted(conversion),
             EngineProgress::Resumed,
             EngineProgress::Running,
         ];
-        assert_eq!(*line.told.borrow(), told);
+        assert_eq!(*line.reported.borrow(), reported);
         assert_eq!(line.session.sockets(), 300);
         assert!(line.estate.borrow().is_none());
     });
@@ -234,7 +236,8 @@ fn a_successor_that_dies_too_early_leaves_everything_as_it_was() {
         assert_eq!(line.life.fake.given.generation, 2);
         line.check_connections();
         line.convert();
-        line.until(|told| *told == EngineProgress::Running).await;
+        line.until(|reported| *reported == EngineProgress::Running)
+            .await;
     });
 }
 
@@ -248,7 +251,7 @@ fn a_successor_that_was_told_to_act_leaves_its_own_records() {
         line.life.fake.answer_requests = false;
         line.hear(is_sockets_end).await;
         line.convert();
-        line.until(|told| matches!(told, EngineProgress::Converted(_)))
+        line.until(|reported| matches!(reported, EngineProgress::Converted(_)))
             .await;
         // It may die before it has read `Resume`.
         line.die(None).await;
@@ -277,7 +280,8 @@ fn what_can_not_be_read_is_dropped_and_hosts_connect_again() {
             error: "another layout".to_owned(),
         };
         line.life.fake.say(&refused);
-        line.until(|told| *told == EngineProgress::Running).await;
+        line.until(|reported| *reported == EngineProgress::Running)
+            .await;
         assert_eq!(line.position(is_resume), None);
         assert!(
             line.position(is_listener).is_some(),
@@ -314,21 +318,21 @@ fn a_flush_knows_its_devices_before_the_successor_acts() {
             });
             grants.flatten().filter(|g| g.volume == volume).collect()
         };
-        let told = before(&line);
-        let mut devices: Vec<u8> = told
+        let reported = before(&line);
+        let mut devices: Vec<u8> = reported
             .iter()
             .map(|g| forebay_xlate::Word::from_bits(g.word).device().0)
             .collect();
         devices.sort_unstable();
         devices.dedup();
         assert_eq!(devices, [0, 1], "a FLUSH must cover both");
-        let waits: u64 = told
+        let waits: u64 = reported
             .iter()
             .filter(|g| g.commit_sequence > 0)
             .map(|g| g.range.count)
             .sum();
         assert_eq!(waits, 2, "and wait for what is not committed");
-        let committed: u64 = told
+        let committed: u64 = reported
             .iter()
             .filter(|g| g.commit_sequence == 0)
             .map(|g| g.range.count)
@@ -336,7 +340,8 @@ fn a_flush_knows_its_devices_before_the_successor_acts() {
         assert_eq!(committed, 0, "the rest delays nobody");
         line.hear(is_sockets_end).await;
         line.convert();
-        line.until(|told| *told == EngineProgress::Running).await;
+        line.until(|reported| *reported == EngineProgress::Running)
+            .await;
         line.life.fake.settle().await;
         let all: u64 = before(&line).iter().map(|g| g.range.count).sum();
         assert!(all >= 50, "{all}");
@@ -357,7 +362,8 @@ fn a_flush_does_not_wait_for_the_fence() {
         line.next().await;
         line.hear(is_sockets_end).await;
         line.convert();
-        line.until(|told| *told == EngineProgress::Running).await;
+        line.until(|reported| *reported == EngineProgress::Running)
+            .await;
         line.life.fake.settle().await;
         let last = line.life.fake.highest_sequence(volume);
         assert!(last > 0, "there is something to commit");
@@ -401,8 +407,8 @@ fn an_export_that_kills_is_not_told_until_an_operator_says_so() {
             owner.exports.blame_export(export, "command 7", 2);
         }
         let events = owner.base.events.all();
-        let told = |event: &&Event| event.kind == EventKind::ExportQuarantined;
-        let events: Vec<&Event> = events.iter().filter(told).collect();
+        let reported = |event: &&Event| event.kind == EventKind::ExportQuarantined;
+        let events: Vec<&Event> = events.iter().filter(reported).collect();
         assert_eq!(events.len(), 1);
         let event = events[0];
         assert_eq!(event.export.as_deref(), Some("t/a"));
@@ -410,7 +416,7 @@ fn an_export_that_kills_is_not_told_until_an_operator_says_so() {
         line.die(None).await;
         line.next().await;
         line.hear(is_take_over).await;
-        let told = |line: &Line| -> Vec<u64> {
+        let reported = |line: &Line| -> Vec<u64> {
             let exports = line.life.fake.log.iter().filter_map(|m| match m {
                 ToEngine::SetExport { export, .. } => Some(export.export.0),
                 _ => None,
@@ -418,10 +424,11 @@ fn an_export_that_kills_is_not_told_until_an_operator_says_so() {
             exports.collect()
         };
         let other = owner.exports.export_id("t", "b").unwrap().0;
-        assert_eq!(told(&line), [other]);
+        assert_eq!(reported(&line), [other]);
         line.hear(is_sockets_end).await;
         line.convert();
-        line.until(|told| *told == EngineProgress::Running).await;
+        line.until(|reported| *reported == EngineProgress::Running)
+            .await;
         let shown = owner.exports.export_show("t", "a").unwrap();
         assert!(shown.quarantined.unwrap().contains("command 7"));
         assert!(owner.exports.quarantine_warnings()[0].contains("forebay export resume t/a"));
@@ -430,11 +437,11 @@ fn an_export_that_kills_is_not_told_until_an_operator_says_so() {
             .exports
             .export_update("t".to_owned(), "a".to_owned(), change);
         line.life.with_engine(changed).await.unwrap();
-        assert_eq!(told(&line), [other]);
+        assert_eq!(reported(&line), [other]);
         let resumed = owner.exports.export_resume("t".to_owned(), "a".to_owned());
         let shown = line.life.with_engine(resumed).await.unwrap();
         assert_eq!(shown.quarantined, None);
-        assert_eq!(told(&line), [other, export.0]);
+        assert_eq!(reported(&line), [other, export.0]);
     });
 }
 
@@ -461,7 +468,7 @@ fn a_fence_is_of_devices_that_a_successor_began_with() {
     run(async {
         let place = Place::with_devices(2);
         let line = Line::begin(&place, 0).await;
-        let mut waiting = line.session.devices_told().await;
+        let mut waiting = line.session.published_devices().await;
         assert_eq!(waiting.len(), 2);
         let devices: Vec<DeviceIndex> = waiting.iter().copied().collect();
         line.session.set_device(devices[0], DeviceState::Opening);

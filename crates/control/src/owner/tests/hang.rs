@@ -76,15 +76,15 @@ fn hung_device_quarantines() {
         // The fake checks that only the other device's extents are zero-filled.
         life.wait(|owner| owner.base.core.borrow().pool.space().dirty == 0)
             .await;
-        let laundered = life.fake.jobs.iter().filter_map(|job| match job {
-            Job::Launder { device, extents } => Some((device.0, extents.count)),
+        let zero_filled = life.fake.jobs.iter().filter_map(|job| match job {
+            Job::ZeroFill { device, extents } => Some((device.0, extents.count)),
             _ => None,
         });
-        let laundered: u64 = laundered
+        let zero_filled: u64 = zero_filled
             .inspect(|(device, _)| assert_eq!(*device, 0))
             .map(|(_, count)| count)
             .sum();
-        assert_eq!(laundered, well.len() as u64);
+        assert_eq!(zero_filled, well.len() as u64);
         let word = life.fake.fault(c, 0, true).await.unwrap();
         let sequence = life.fake.highest_sequence(c);
         assert!(word.device().0 == HUNG || life.fake.flush(c, sequence).await);

@@ -149,9 +149,11 @@ fn a_new_daemon_goes_on_with_a_live_engine() {
             .base
             .spawn(async move { owner.serve(greeting, &RefCell::default(), |_| {}).await });
         assert_eq!(life.fake.answer_to(a, 0, true).await.unwrap(), word);
-        let told = |sequence: u64| move |m: &ToEngine| matches!(m, ToEngine::Committed { sequence: s, .. } if *s >= sequence);
-        if !life.fake.log.iter().any(told(sequence)) {
-            life.fake.until(|m| told(sequence)(m).then_some(())).await;
+        let reported = |sequence: u64| move |m: &ToEngine| matches!(m, ToEngine::Committed { sequence: s, .. } if *s >= sequence);
+        if !life.fake.log.iter().any(reported(sequence)) {
+            life.fake
+                .until(|m| reported(sequence)(m).then_some(()))
+                .await;
         }
         assert!(durably_mapped(&place.file(), a, 0));
         assert_eq!(
@@ -351,17 +353,17 @@ fn laundering_waits_for_an_earlier_daemons_jobs() {
             "its extents may still be written to"
         );
         life.fake.say(&FromEngine::JobDone { job, errno: None });
-        let launder = |m: &ToEngine| {
+        let zero_fill = |m: &ToEngine| {
             matches!(
                 m,
                 ToEngine::Job {
-                    work: Job::Launder { .. },
+                    work: Job::ZeroFill { .. },
                     ..
                 }
             )
             .then_some(())
         };
-        life.fake.until(launder).await;
+        life.fake.until(zero_fill).await;
     });
 }
 
@@ -394,16 +396,16 @@ fn a_grant_that_the_pool_does_not_know_is_revoked() {
         let revoked = life.fake.log.iter().position(|m| is_revoke(m).is_some());
         assert!(revoked.is_some(), "{:#?}", life.fake.log);
         assert_eq!(life.owner.base.core.borrow().grants.usage().0, 0);
-        let launder = life.fake.log.iter().position(|m| {
+        let zero_fill = life.fake.log.iter().position(|m| {
             matches!(
                 m,
                 ToEngine::Job {
-                    work: Job::Launder { .. },
+                    work: Job::ZeroFill { .. },
                     ..
                 }
             )
         });
-        assert!(launder > revoked, "and laundered after that");
+        assert!(zero_fill > revoked, "and laundered after that");
     });
 }
 

@@ -3,7 +3,6 @@
 //! A [`Life`] is one daemon, from taking the pool to its sudden end. The next one uses the old file
 //! and grant table, as after a kill.
 
-mod ahead;
 mod budgets;
 mod calibration;
 mod fake;
@@ -12,6 +11,7 @@ mod hang;
 mod kills;
 mod lives;
 mod ports;
+mod preallocated;
 mod promises;
 mod protocol;
 mod reserve;
@@ -116,7 +116,7 @@ impl Default for Begin {
                 revoke: Duration::from_secs(5),
                 settle: Duration::from_millis(300),
                 job: Duration::from_secs(5),
-                launder: Duration::from_secs(2),
+                zero_fill: Duration::from_secs(2),
                 inherited: Duration::from_millis(100),
                 convert: Duration::from_secs(5),
                 adoption: Duration::from_secs(5),
@@ -179,7 +179,7 @@ fn owner_of(place: &Place, begin: &Begin, new: bool) -> Rc<Owner> {
         begin.limits.clone(),
         Rc::default(),
     );
-    owner.statistics.keep_figures(place.folder.path());
+    owner.statistics.keep_statistics(place.folder.path());
     owner
 }
 
@@ -247,7 +247,7 @@ impl Life {
             begin.limits,
             Rc::default(),
         );
-        owner.statistics.keep_figures(place.folder.path());
+        owner.statistics.keep_statistics(place.folder.path());
         let mut life = Self {
             owner: owner.clone(),
             fake,

@@ -33,7 +33,7 @@ impl Life {
     }
 }
 
-fn told(fake: &Fake) -> Vec<PortConfig> {
+fn reported(fake: &Fake) -> Vec<PortConfig> {
     let said = |message: &ToEngine| match message {
         ToEngine::SetPort { port, .. } => Some(port.clone()),
         _ => None,
@@ -61,7 +61,7 @@ fn a_ports_state_is_durable_and_its_count_never_falls() {
         life.set_port("a:1", Shown::NonOptimized, false)
             .await
             .unwrap();
-        let states: Vec<_> = told(&life.fake)
+        let states: Vec<_> = reported(&life.fake)
             .iter()
             .map(|p| (p.ana, p.changes))
             .collect();
@@ -88,7 +88,7 @@ fn a_ports_state_is_durable_and_its_count_never_falls() {
         assert_eq!(of("A:1"), (3, Shown::Optimized, 0));
         life.replace_engine(|_| {}).await;
         life.fake.settle().await;
-        assert_eq!(told(&life.fake).len(), 3);
+        assert_eq!(reported(&life.fake).len(), 3);
         let at = |is: fn(&ToEngine) -> bool| life.fake.log.iter().position(is).unwrap();
         assert!(at(|m| matches!(m, ToEngine::SetPort { .. })) < at(is_listener));
     });

@@ -221,9 +221,11 @@ fn who_comes_later_is_told_that_its_base_is_not_guaranteed() {
             .map(|of| (&*of.tenant, of.reactor))
             .collect();
         assert_eq!(lacking, [("a", Some(1))]);
-        let told = life.owner.base.events.all();
-        let told = told.iter().filter(|event| event.kind == EventKind::Warning);
-        assert_eq!(told.count(), 1);
+        let reported = life.owner.base.events.all();
+        let reported = reported
+            .iter()
+            .filter(|event| event.kind == EventKind::Warning);
+        assert_eq!(reported.count(), 1);
         // That reactors help each other is no promise.
         let warned = |life: &Life| life.owner.reports.warnings().len();
         assert_eq!(warned(&life), 1);
@@ -303,13 +305,13 @@ fn a_guarantee_stays_over_a_restart_and_another_engine() {
         let mut life = Life::next_of_two(&place, next, &before).await;
         assert_eq!(lacking(&life), ["a"]);
         assert_eq!(life.last_said(), [("a", false), ("b", true)]);
-        let told: Vec<Option<u32>> = (life.fake.log.iter())
+        let reported: Vec<Option<u32>> = (life.fake.log.iter())
             .filter_map(|said| match said {
                 ToEngine::SetExport { reactor, .. } => Some(*reactor),
                 _ => None,
             })
             .collect();
-        assert_eq!(told[1..], [Some(0); 2], "{told:?}");
+        assert_eq!(reported[1..], [Some(0); 2], "{reported:?}");
         let set = life.base("a", 10).await;
         assert!(set.admission.guaranteed, "{set:?}");
         assert_eq!(life.last_said(), [("a", true), ("b", true)]);
@@ -379,11 +381,16 @@ fn older_promises_are_read() {
             (costs.note.as_deref(), costs.profiles[0].header_bytes),
             (Some("older"), 77)
         );
-        let told = life.owner.base.events.all();
-        let told = told.iter().filter(|event| event.kind == EventKind::Warning);
-        let told: Vec<&str> = told.map(|event| &*event.message).collect();
+        let reported = life.owner.base.events.all();
+        let reported = reported
+            .iter()
+            .filter(|event| event.kind == EventKind::Warning);
+        let reported: Vec<&str> = reported.map(|event| &*event.message).collect();
         for name in ["`lump_ns`", "`policy base`"] {
-            assert!(told.iter().any(|text| text.contains(name)), "{told:?}");
+            assert!(
+                reported.iter().any(|text| text.contains(name)),
+                "{reported:?}"
+            );
         }
     });
 }
@@ -523,11 +530,11 @@ fn the_reactors_that_there_are_count() {
         life.opened().await;
         life.fake.settle().await;
         assert_eq!(life.last_said(), [("a", true), ("b", false)]);
-        let told = life.fake.log.iter().filter_map(|said| match said {
+        let reported = life.fake.log.iter().filter_map(|said| match said {
             ToEngine::SetExport { reactor, .. } => Some(*reactor),
             _ => None,
         });
-        assert_eq!(told.collect::<Vec<_>>(), [Some(0); 2]);
+        assert_eq!(reported.collect::<Vec<_>>(), [Some(0); 2]);
         let now = life.owner.placement.admission();
         assert_eq!((now.reactors.len(), now.lacking.len()), (1, 1));
         assert_eq!(life.owner.budgets.scheduling_show().reactors, 1);
@@ -546,12 +553,14 @@ fn what_is_guaranteed_and_can_not_be_written_is_warned_of_and_tried_again() {
         let file = place.folder.path().join("promises.json");
         std::fs::write(&file, "{").unwrap();
         let mut life = Life::of_two(&place).await;
-        let told = life.owner.base.events.all();
-        let told = told.iter().filter(|event| event.kind == EventKind::Warning);
-        let told: Vec<&str> = told.map(|event| &*event.message).collect();
+        let reported = life.owner.base.events.all();
+        let reported = reported
+            .iter()
+            .filter(|event| event.kind == EventKind::Warning);
+        let reported: Vec<&str> = reported.map(|event| &*event.message).collect();
         assert!(
-            matches!(told[..], [text] if text.contains("largest bases come first")),
-            "{told:?}"
+            matches!(reported[..], [text] if text.contains("largest bases come first")),
+            "{reported:?}"
         );
         let written = || std::fs::read_to_string(&file).unwrap().contains("held");
         let blocked = place.folder.path().join("promises.json.new");

@@ -154,7 +154,7 @@ fn the_engine_is_told_of_everything_and_of_changes() {
         );
         life.replace_engine(|_| {}).await;
         life.fake.settle().await;
-        let told: Vec<&str> = life
+        let reported: Vec<&str> = life
             .fake
             .log
             .iter()
@@ -163,11 +163,14 @@ fn the_engine_is_told_of_everything_and_of_changes() {
                 ToEngine::SetVolume { .. } => "volume",
                 ToEngine::SetSpread { .. } => "spread",
                 ToEngine::SetExport { .. } => "export",
-                ToEngine::VolumeFigures { .. } => "figures",
+                ToEngine::VolumeStatistics { .. } => "figures",
                 _ => "other",
             })
             .collect();
-        assert_eq!(told, ["device", "volume", "spread", "export", "figures"]);
+        assert_eq!(
+            reported,
+            ["device", "volume", "spread", "export", "figures"]
+        );
         let unexport = owner
             .exports
             .export_delete("t".to_owned(), "a".to_owned(), true);
@@ -243,12 +246,12 @@ fn catalog_operations_go_on_without_an_engine() {
         let export = owner.exports.export_create(body).await.unwrap();
         assert!(export.nqn.ends_with(":t.a"), "{}", export.nqn);
         let life = Life::with_fresh_engine(owner, 1, None).await;
-        let told = life
+        let reported = life
             .fake
             .log
             .iter()
             .any(|m| matches!(m, ToEngine::SetExport { export: e, .. } if e.nqn == export.nqn));
-        assert!(told);
+        assert!(reported);
     });
 }
 

@@ -59,7 +59,7 @@ impl Life {
 }
 
 /// In order; `None` stands for an export's message.
-fn told(fake: &Fake) -> Vec<Option<(VolumeId, Reservations)>> {
+fn reported(fake: &Fake) -> Vec<Option<(VolumeId, Reservations)>> {
     let said = |message: &ToEngine| match message {
         ToEngine::SetReservations { volume, state, .. } => Some(Some((*volume, state.clone()))),
         ToEngine::SetExport { .. } => Some(None),
@@ -125,7 +125,7 @@ async fn killed(place: &Place, committed: bool) {
     let before = life.state(a).unwrap();
     let registered = before.registrants().len();
     assert_eq!(registered, if committed { 0 } else { 1 });
-    assert_eq!(told(&life.fake), [Some((a, before)), None]);
+    assert_eq!(reported(&life.fake), [Some((a, before)), None]);
     let (status, state) = life.reserve(unregister).await;
     assert_eq!(status, Status::SUCCESS);
     assert!(state.registrants().is_empty() && state.reservation_type().is_none());

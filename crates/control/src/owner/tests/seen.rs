@@ -56,10 +56,10 @@ impl Life {
             .store(0, Release);
     }
 
-    fn figures(&mut self) -> Vec<(VolumeId, u64, u8, u8)> {
+    fn statistics(&mut self) -> Vec<(VolumeId, u64, u8, u8)> {
         let log = std::mem::take(&mut self.fake.log);
-        let figures = log.into_iter().filter_map(|message| match message {
-            ToEngine::VolumeFigures {
+        let statistics = log.into_iter().filter_map(|message| match message {
+            ToEngine::VolumeStatistics {
                 volume,
                 used_bytes,
                 spare_percent,
@@ -68,7 +68,7 @@ impl Life {
             } => Some((volume, used_bytes, spare_percent, warnings)),
             _ => None,
         });
-        figures.collect()
+        statistics.collect()
     }
 }
 
@@ -105,7 +105,7 @@ fn counters_do_not_fall_when_processes_die() {
         let session = owner.link.session().unwrap();
         owner.statistics.count_on(&session);
         assert_eq!(counted(&life), (7, 1));
-        owner.statistics.save_figures(true).await;
+        owner.statistics.save_statistics(true).await;
         drop((owner, session));
         let mut fake = life.kill().await;
         fake.take_the_rest();
@@ -113,7 +113,7 @@ fn counters_do_not_fall_when_processes_die() {
         life.reads(0, 1);
         assert_eq!(counted(&life), (8, 1));
         // If both die, only the counts since the last save are lost.
-        life.owner.statistics.save_figures(true).await;
+        life.owner.statistics.save_statistics(true).await;
         life.reads(0, 4);
         assert_eq!(counted(&life), (12, 1));
         let before = life.kill().await;
@@ -134,10 +134,10 @@ fn figures_go_on_where_they_were() {
         let mut life = Life::first(&place, Begin::default()).await;
         life.volume("a", 1 << 20).await;
         life.export("a").await;
-        let told = |life: &mut Life| {
+        let reported = |life: &mut Life| {
             let log = std::mem::take(&mut life.fake.log).into_iter();
             let pasts = log.filter_map(|message| match message {
-                ToEngine::VolumeFigures { past, .. } => Some(past),
+                ToEngine::VolumeStatistics { past, .. } => Some(past),
                 _ => None,
             });
             let pasts: Vec<Past> = pasts.collect();
@@ -154,16 +154,16 @@ fn figures_go_on_where_they_were() {
             life.fake.hang_up();
             life.replace_engine(|_| {}).await;
             life.fake.settle().await;
-            assert_eq!(told(&mut life), before);
+            assert_eq!(reported(&mut life), before);
             life.lane("a", 0);
         }
-        life.owner.statistics.save_figures(true).await;
+        life.owner.statistics.save_statistics(true).await;
         let mut fake = life.kill().await;
         fake.take_the_rest();
         fake.log.clear();
         let mut life = Life::take_over(&place, Begin::default(), fake).await;
         life.fake.settle().await;
-        assert_eq!(told(&mut life), (7, 28_672, 2));
+        assert_eq!(reported(&mut life), (7, 28_672, 2));
     });
 }
 
@@ -213,45 +213,45 @@ fn hosts_that_come_and_go_are_events() {
             of.map(|event| (event.host, event.count.unwrap_or(0)))
                 .collect::<Vec<_>>()
         };
-        owner.hosts.look_at_hosts();
+        owner.hosts.poll_hosts();
         life.lane("a", 0);
         life.connects(7, 0, "nqn.one");
         life.connects(8, 0, "nqn.one");
         life.connects(9, 0, "nqn.two");
-        owner.hosts.look_at_hosts();
-        owner.hosts.look_at_hosts();
+        owner.hosts.poll_hosts();
+        owner.hosts.poll_hosts();
         let one = (Some("nqn.one".to_owned()), 1);
         let two = (Some("nqn.two".to_owned()), 1);
         assert_eq!(seen(EventKind::HostConnected), [one.clone(), two.clone()]);
         life.disconnects(8);
         life.disconnects(9);
-        owner.hosts.look_at_hosts();
+        owner.hosts.poll_hosts();
         assert_eq!(seen(EventKind::HostDisconnected), [two]);
         for host in 0..500 {
             life.connects(100 + host, 0, &format!("nqn.{host}"));
         }
-        owner.hosts.look_at_hosts();
+        owner.hosts.poll_hosts();
         assert_eq!(seen(EventKind::HostConnected).last(), Some(&(None, 500)));
         assert_eq!(seen(EventKind::HostConnected).len(), 3);
         // The engine dies; its successor has all hosts but one once it acts.
         life.fake.hang_up();
         life.replace_engine(|_| {}).await;
-        owner.hosts.look_at_hosts();
+        owner.hosts.poll_hosts();
         life.lane("a", 0);
         for host in 0..500 {
             life.connects(100 + host, 0, &format!("nqn.{host}"));
         }
         life.fake.settle().await;
-        owner.hosts.look_at_hosts();
+        owner.hosts.poll_hosts();
         assert_eq!(seen(EventKind::HostDisconnected).last(), Some(&one));
         assert_eq!(seen(EventKind::HostDisconnected).len(), 2);
         assert_eq!(seen(EventKind::HostConnected).len(), 3);
         (0..500).for_each(|host| life.disconnects(100 + host));
         owner.link.acting.set(1);
-        owner.hosts.look_at_hosts();
+        owner.hosts.poll_hosts();
         assert_eq!(seen(EventKind::HostDisconnected).len(), 2);
         owner.link.acting.set(2);
-        owner.hosts.look_at_hosts();
+        owner.hosts.poll_hosts();
         assert_eq!(seen(EventKind::HostDisconnected).last(), Some(&(None, 500)));
     });
 }
@@ -266,12 +266,12 @@ fn a_host_leaves_an_export_that_has_ended_by_name() {
         let owner = life.owner.clone();
         life.lane("a", 0);
         life.connects(7, 0, "nqn.one");
-        owner.hosts.look_at_hosts();
+        owner.hosts.poll_hosts();
         let ending = owner.exports.clone();
         let ended = ending.export_delete("t".to_owned(), "a".to_owned(), true);
         life.with_engine(ended).await.unwrap();
         life.disconnects(7);
-        owner.hosts.look_at_hosts();
+        owner.hosts.poll_hosts();
         let events = owner.base.events.all();
         let left = events
             .iter()
@@ -289,10 +289,10 @@ fn the_engine_hears_how_full_volumes_and_pool_are() {
         let mut life = Life::first(&place, Begin::default()).await;
         let a = life.volume("a", 16 << 20).await;
         let owner = life.owner.clone();
-        let beats = |count: usize| (0..count).for_each(|_| owner.statistics.look_at_figures());
+        let beats = |count: usize| (0..count).for_each(|_| owner.statistics.poll_statistics());
         beats(1);
         life.fake.settle().await;
-        assert_eq!(life.figures(), [(a, 0, 100, 0)], "a new volume at once");
+        assert_eq!(life.statistics(), [(a, 0, 100, 0)], "a new volume at once");
         for extent in 0..16 {
             life.fake.write(a, extent).await;
         }
@@ -300,12 +300,12 @@ fn the_engine_hears_how_full_volumes_and_pool_are() {
         // slow node.
         beats(4);
         life.fake.settle().await;
-        assert_eq!(life.figures(), []);
+        assert_eq!(life.statistics(), []);
         beats(10);
         life.fake.settle().await;
-        let told = life.figures();
-        assert_eq!(told.len(), 1);
-        let (_, used_bytes, spare, warnings) = told[0];
+        let reported = life.statistics();
+        assert_eq!(reported.len(), 1);
+        let (_, used_bytes, spare, warnings) = reported[0];
         assert_eq!((used_bytes, warnings), (16 * EXTENT, 0));
         assert!(spare < 100);
         // A nearly full pool is reported at once, except to volumes that have all their space.
@@ -329,14 +329,18 @@ fn the_engine_hears_how_full_volumes_and_pool_are() {
         life.with_engine(update).await.unwrap();
         beats(1);
         life.fake.settle().await;
-        let told = life.figures();
-        let last = |of| told.iter().rev().find(|(volume, ..)| *volume == of);
-        assert_eq!(last(a).map(|figures| figures.3), Some(1), "{told:?}");
+        let reported = life.statistics();
+        let last = |of| reported.iter().rev().find(|(volume, ..)| *volume == of);
+        assert_eq!(
+            last(a).map(|statistics| statistics.3),
+            Some(1),
+            "{reported:?}"
+        );
         assert_eq!(last(b), Some(&(b, 0, 100, 0)));
         life.fake.hang_up();
         life.replace_engine(|_| {}).await;
         life.fake.settle().await;
-        assert_eq!(life.figures().len(), 2);
+        assert_eq!(life.statistics().len(), 2);
     });
 }
 
@@ -360,14 +364,14 @@ fn a_change_of_an_export_is_answered_when_hosts_are_shut_out() {
                     .export_update("t".to_owned(), "a".to_owned(), body),
             )
         };
-        let told = |message: &ToEngine| match message {
+        let reported = |message: &ToEngine| match message {
             ToEngine::SetExport { request, .. } => Some(*request),
             _ => None,
         };
         let mut first = change(false);
         let request = tokio::select! {
             early = &mut first => panic!("{early:?}"),
-            request = life.fake.until(told) => request,
+            request = life.fake.until(reported) => request,
         };
         tokio::select! {
             early = &mut first => panic!("{early:?}"),
@@ -385,7 +389,7 @@ fn a_change_of_an_export_is_answered_when_hosts_are_shut_out() {
         let mut second = change(true);
         tokio::select! {
             early = &mut second => panic!("{early:?}"),
-            _ = life.fake.until(told) => {}
+            _ = life.fake.until(reported) => {}
         }
         life.fake.hang_up();
         assert!(second.await.unwrap().any_host);

@@ -82,16 +82,16 @@ fn freed_extents_are_zeroed_flushed_and_only_then_clean() {
                 .until(|m| matches!(m, ToEngine::Job { .. }).then_some(()))
                 .await;
         }
-        let launders = |jobs: &[Job]| {
+        let zero_fills = |jobs: &[Job]| {
             jobs.iter()
                 .map(|job| match job {
-                    Job::Launder { extents, .. } => extents.count,
+                    Job::ZeroFill { extents, .. } => extents.count,
                     Job::Flush { .. } | Job::Settle { .. } => 0,
                 })
                 .sum::<u64>()
         };
-        assert_eq!(launders(&life.fake.jobs), 4);
-        while matches!(life.fake.open_jobs.front(), Some((_, Job::Launder { .. }))) {
+        assert_eq!(zero_fills(&life.fake.jobs), 4);
+        while matches!(life.fake.open_jobs.front(), Some((_, Job::ZeroFill { .. }))) {
             life.fake.answer_job();
         }
         life.fake
@@ -109,7 +109,7 @@ fn freed_extents_are_zeroed_flushed_and_only_then_clean() {
             owner
                 .pool_owner
                 .zero_fill
-                .laundered
+                .zero_filled
                 .until(|| (owner.base.core.borrow().pool.space().dirty == 0).then_some(())),
         )
         .await;
@@ -124,7 +124,7 @@ fn laundering_that_fails_is_tried_again() {
         let mut life = Life::first(&place, Begin::default()).await;
         let a = life.volume("a", 16 << 20).await;
         life.fake.write(a, 0).await;
-        life.fake.fail_launders = 2;
+        life.fake.fail_zero_fills = 2;
         let release = life.fake.release(a, ExtentRange::new(0, 1));
         life.fake.released(release).await;
         let owner = life.owner.clone();
@@ -132,7 +132,7 @@ fn laundering_that_fails_is_tried_again() {
             owner
                 .pool_owner
                 .zero_fill
-                .laundered
+                .zero_filled
                 .until(|| (owner.base.core.borrow().pool.space().dirty == 0).then_some(())),
         )
         .await;
@@ -140,7 +140,7 @@ fn laundering_that_fails_is_tried_again() {
             .fake
             .jobs
             .iter()
-            .filter(|j| matches!(j, Job::Launder { .. }))
+            .filter(|j| matches!(j, Job::ZeroFill { .. }))
             .count();
         assert_eq!(tries, 3);
     });
@@ -365,7 +365,7 @@ fn a_round_of_laundering_is_bounded_by_bytes() {
         let release = life.fake.release(a, ExtentRange::new(0, 20));
         life.fake.released(release).await;
         let mut zeroed = 0;
-        while let Job::Launder { extents, .. } = next_job(&mut life).await {
+        while let Job::ZeroFill { extents, .. } = next_job(&mut life).await {
             assert_eq!(life.fake.open_jobs.len(), 1, "one piece at a time");
             zeroed += extents.count;
             life.fake.answer_job();
@@ -380,7 +380,7 @@ fn a_round_of_laundering_is_bounded_by_bytes() {
         }
         life.fake.ask_fault(a, 16, true);
         life.fake.settle().await;
-        assert!(matches!(next_job(&mut life).await, Job::Launder { .. }));
+        assert!(matches!(next_job(&mut life).await, Job::ZeroFill { .. }));
         life.fake.answer_job();
         assert!(matches!(next_job(&mut life).await, Job::Flush { .. }));
         life.fake.answer_job();
@@ -389,7 +389,7 @@ fn a_round_of_laundering_is_bounded_by_bytes() {
         life.fake.ask_fault(a, 17, true);
         life.fake.settle().await;
         assert!(
-            matches!(next_job(&mut life).await, Job::Launder { extents, .. } if extents.count == 1)
+            matches!(next_job(&mut life).await, Job::ZeroFill { extents, .. } if extents.count == 1)
         );
         life.fake.answer_job();
         assert!(matches!(next_job(&mut life).await, Job::Flush { .. }));
@@ -407,7 +407,7 @@ fn a_write_waits_while_space_is_being_laundered() {
             ..Begin::default()
         };
         let limit = Duration::from_millis(100);
-        begin.limits.launder = limit;
+        begin.limits.zero_fill = limit;
         let (mut life, a, written) = full_pool(&place, begin).await;
         let before = failures(&life);
         life.fake.answer_jobs = false;
@@ -450,17 +450,17 @@ fn a_write_fails_when_what_is_dirty_does_not_become_clean() {
             size_bytes: 16 << 20,
             ..Begin::default()
         };
-        begin.limits.launder = Duration::from_millis(100);
+        begin.limits.zero_fill = Duration::from_millis(100);
         begin.limits.job = Duration::from_millis(300);
         let (mut life, a, written) = full_pool(&place, begin).await;
-        life.fake.fail_launders = u32::MAX;
+        life.fake.fail_zero_fills = u32::MAX;
         let release = life.fake.release(a, ExtentRange::new(0, 8));
         life.fake.released(release).await;
         let failed = life.fake.fault(a, written, true).await;
         assert_eq!(failed, Err(FaultFailure::NoSpace));
         assert_eq!(life.space().dirty, 8);
         // Until the hang is known, space is expected.
-        life.fake.fail_launders = 0;
+        life.fake.fail_zero_fills = 0;
         life.fake.hang(0);
         let failed = life.fake.fault(a, written, true).await;
         assert_eq!(failed, Err(FaultFailure::NoSpace));

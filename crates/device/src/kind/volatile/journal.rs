@@ -23,12 +23,23 @@ const DURABLE: u64 = 4;
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum JournalRecord<'a> {
-    Write { offset_bytes: u64, bytes: &'a [u8] },
-    Zero { offset_bytes: u64, len_bytes: u64 },
+    Write {
+        offset_bytes: u64,
+        bytes: &'a [u8],
+    },
+    Zero {
+        offset_bytes: u64,
+        len_bytes: u64,
+    },
     /// Everything recorded before a position is durable, except these records.
-    Flush { before: u64, but: &'a [u64] },
+    Flush {
+        before: u64,
+        but: &'a [u64],
+    },
     /// The write recorded at this position is durable.
-    Durable { at: u64 },
+    Durable {
+        at: u64,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 
 use super::file::SyncFile;
 use super::file_io::FileIo;
-use super::hang::{HangGate, LOOK_AGAIN};
+use super::hang::{HangGate, POLL_AGAIN};
 use super::info::{DeviceKind, DeviceNow, OpenOptions};
 use super::local::{CacheUse, Local, Node, create_missing};
 use super::spec::{DeviceSpec, SpecError, SpecText};
@@ -207,8 +207,8 @@ impl SyncBackend for SyncVolatile {
         self.file.drop_cache();
     }
 
-    fn look_now(&self) -> io::Result<DeviceNow> {
-        self.file.look_now()
+    fn poll_now(&self) -> io::Result<DeviceNow> {
+        self.file.poll_now()
     }
 
     fn claims(&self) -> &dyn Claims {
@@ -282,7 +282,7 @@ impl Cache {
 
     fn wait_while_hanging(&self) -> Result<(), Errno> {
         while self.hang.exists() {
-            std::thread::sleep(LOOK_AGAIN);
+            std::thread::sleep(POLL_AGAIN);
         }
         match self.fail.exists() {
             true => Err(Errno::IO),

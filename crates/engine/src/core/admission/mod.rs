@@ -31,9 +31,9 @@ impl Core {
         old.give_up(&mut self.slab, &mut waited);
         for index in waited.drain(..) {
             // Those that still wait keep their order.
-            let token = Token::take(index);
+            let token = Token::of(index);
             let io = &mut self.slab[token.index()];
-            if self.qos.admit_carried(io, &self.carried) {
+            if self.qos.admit_recovered(io, &self.recovered) {
                 self.qos.throttled.count(io, &self.lanes, false);
                 old.count_over(io, &self.lanes, now_ns);
                 begins_to_move(io, now_ns);
@@ -82,7 +82,7 @@ impl Core {
         self.qos.waited(io, &self.lanes, now_ns);
         io.deadline_ns = now_ns + OWNER_WAIT_LIMIT_NS;
         self.blame(Some(index));
-        self.begin_admitted(Token::take(index));
+        self.begin_admitted(Token::of(index));
     }
 
     /// Begins a lane's commands as debt, until its tenant owes a second's worth.

@@ -129,13 +129,13 @@ impl Rig {
                 offset_bytes: 0,
                 len_bytes,
             },
-            buffer: self.b.core.staging.take(len_bytes),
+            buffer: self.b.core.staging.allocate(len_bytes),
             record: CommandRef::new(lane, (slot % 256) as u16),
             over_ns: None,
         };
         match self.b.core.start(new) {
             Ok(()) => self.asked_ns.push(self.now_ns),
-            Err(new) => self.b.core.staging.give(new.buffer.unwrap()),
+            Err(new) => self.b.core.staging.release(new.buffer.unwrap()),
         }
         self.asked_ns.len() > slot
     }
@@ -146,14 +146,22 @@ impl Rig {
             let mut batch = [Completion::default(); 64];
             let count = self.b.core.devices.ring.drain(&mut batch);
             new.extend_from_slice(&batch[..count]);
-            if self.sent + new.len() == self.b.core.away.at_devices(self.b.core.slices.in_flight())
+            if self.sent + new.len()
+                == self
+                    .b
+                    .core
+                    .offload
+                    .at_devices(self.b.core.slices.in_flight())
             {
                 break;
             }
         }
         assert_eq!(
             self.sent + new.len(),
-            self.b.core.away.at_devices(self.b.core.slices.in_flight())
+            self.b
+                .core
+                .offload
+                .at_devices(self.b.core.slices.in_flight())
         );
         self.sent += new.len();
         let mut new: Vec<(usize, i32)> = (new.iter())
@@ -196,7 +204,7 @@ impl Rig {
             }
             while let Some(done) = self.b.core.next_done() {
                 assert_eq!(done.status, Status::SUCCESS);
-                self.b.core.staging.give(done.buffer.unwrap());
+                self.b.core.staging.release(done.buffer.unwrap());
                 let took = self.now_ns - self.asked_ns[done.owner.conn as usize];
                 match done.lane {
                     LaneIndex(3) => self.noisy += 1,
@@ -215,7 +223,7 @@ impl Rig {
             if in_hand(self, 4) == 0 && self.step.is_multiple_of(10) {
                 assert!(self.read(4, SMALL));
             }
-            self.b.core.submit();
+            self.b.core.end_turn();
             self.submitted();
         }
     }

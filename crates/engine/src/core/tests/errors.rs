@@ -79,10 +79,10 @@ fn errors_are_counted_where_they_happened() {
     b.core.jobs.start(1, Job::Flush { device });
     b.gate.fail(0..u64::MAX, &[OpKind::Punch], Errno::IO, 1);
     let extents = ExtentRange::new(9, 1);
-    b.core.jobs.start(2, Job::Launder { device, extents });
+    b.core.jobs.start(2, Job::ZeroFill { device, extents });
     while counts(&b) != [0, 2, 1, 0] {
         b.core.begin_turn();
-        b.core.submit();
+        b.core.end_turn();
         b.core.reap();
     }
 }

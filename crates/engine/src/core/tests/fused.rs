@@ -33,7 +33,7 @@ impl Bench {
     ) -> Option<u16> {
         let slot = self.next_slot;
         self.next_slot += 1;
-        let mut buffer = self.core.staging.take(data.len() as u32).unwrap();
+        let mut buffer = self.core.staging.allocate(data.len() as u32).unwrap();
         buffer.as_mut_slice().copy_from_slice(data);
         let record = &self.core.region.commands(0)[usize::from(slot)];
         record
@@ -60,7 +60,7 @@ impl Bench {
         match self.core.start_comparing(new, expected) {
             Ok(()) => Some(slot),
             Err(new) => {
-                self.core.staging.give(new.buffer.unwrap());
+                self.core.staging.release(new.buffer.unwrap());
                 None
             }
         }
@@ -116,7 +116,7 @@ fn what_differs_in_one_byte_is_found_in_any_piece() {
         assert_eq!(b.end().1, Status::COMPARE_FAILURE);
         assert_eq!((b.core.staging.out(), b.core.busy_ios()), (0, 0));
         b.turn();
-        assert!(!b.core.carried.any(), "others pay nothing any more");
+        assert!(!b.core.recovered.any(), "others pay nothing any more");
     }
 }
 
@@ -150,7 +150,7 @@ fn without_memory_it_is_given_back() {
     b.grant(0, 5, Rights::ReadWrite, 8);
     let mut all = Vec::new();
     while b.core.staging.left() > 1 {
-        all.push(b.core.staging.take(1).unwrap());
+        all.push(b.core.staging.allocate(1).unwrap());
     }
     assert_eq!(
         b.try_compare(compare(0, BLOCK), &[0; 4096], &[], false),
@@ -158,7 +158,7 @@ fn without_memory_it_is_given_back() {
     );
     assert_eq!(b.core.busy_ios(), 0);
     for buffer in all {
-        b.core.staging.give(buffer);
+        b.core.staging.release(buffer);
     }
     b.compare(compare(0, BLOCK), &[0; 4096], &[]);
     assert_eq!(b.end().1, Status::SUCCESS);
@@ -182,7 +182,7 @@ fn a_pair_writes_what_it_expects_alone() {
         assert_eq!(b.read(0, 3 * BLOCK)[4096..8192], [2; 4096]);
         assert_eq!((b.core.staging.out(), b.core.fused.any()), (0, false));
         b.turn();
-        assert!(!b.core.carried.any());
+        assert!(!b.core.recovered.any());
     }
 }
 
@@ -269,23 +269,23 @@ fn nothing_comes_before_the_answer() {
     };
     let done = b.next_done();
     assert_eq!((done.owner.slot, done.status), (slot, Status::SUCCESS));
-    b.core.staging.give(done.buffer.unwrap());
+    b.core.staging.release(done.buffer.unwrap());
     let younger = b.start(write, Some(&[5; 4096]));
     b.nothing_ends();
-    b.core.carried.pair_answered(CommandRef::new(0, slot));
+    b.core.recovered.pair_answered(CommandRef::new(0, slot));
     assert_eq!(b.end().0, younger);
     let fails = b.gate.clone();
     fails.fail(0..u64::MAX, &[OpKind::Write], Errno::IO, 1);
     let slot = b.compare(pair(0), &[6; 4096], &[5; 4096]);
     let done = b.next_done();
     assert_eq!((done.owner.slot, done.status), (slot, Status::WRITE_FAULT));
-    b.core.staging.give(done.buffer.unwrap());
+    b.core.staging.release(done.buffer.unwrap());
     b.start(write, Some(&[5; 4096]));
     b.nothing_ends();
-    b.core.carried.pair_answered(CommandRef::new(0, slot));
+    b.core.recovered.pair_answered(CommandRef::new(0, slot));
     assert_eq!(b.end().1, Status::SUCCESS);
     b.turn();
-    assert!(!b.core.carried.any());
+    assert!(!b.core.recovered.any());
 }
 
 /// A recovered pair that has passed only writes; another one compares again.
@@ -293,14 +293,14 @@ fn nothing_comes_before_the_answer() {
 fn a_carried_pair_keeps_its_place() {
     let mut b = unfenced("file");
     b.grant(0, 5, Rights::ReadWrite, 2);
-    let of = |slot| CarriedSpan {
+    let of = |slot| RecoveredSpan {
         volume: V,
         bytes: 0..4096,
         write: true,
         devices: Devices::One(DeviceIndex(0)),
         command: Some(CommandRef::new(0, slot)),
     };
-    b.core.carried.carry(&[of(0), of(1)]);
+    b.core.recovered.recover(&[of(0), of(1)]);
     let write = IoOp::Write {
         offset_bytes: 0,
         len_bytes: BLOCK,
@@ -330,7 +330,7 @@ fn the_scratch_of_one_that_compares_refuses_nobody() {
     b.turn();
     let mut others = Vec::new();
     while b.core.staging.left() > 3 {
-        others.push(b.core.staging.take(BLOCK).unwrap());
+        others.push(b.core.staging.allocate(BLOCK).unwrap());
     }
     let slot = b.compare(pair(0), &[2; 4096], &[1; 4096]);
     b.gate.release();
@@ -339,7 +339,7 @@ fn the_scratch_of_one_that_compares_refuses_nobody() {
     assert!(ends.iter().any(|end| end.0 == slot));
     assert_eq!(b.read(0, BLOCK), [2; 4096]);
     for buffer in others {
-        b.core.staging.give(buffer);
+        b.core.staging.release(buffer);
     }
     assert_eq!((b.core.staging.out(), b.core.busy_ios()), (0, 0));
 }
@@ -412,7 +412,7 @@ fn what_a_pair_finds_is_made_durable_first() {
     assert_eq!((Some(b.end().0), b.read(0, BLOCK)), (slot, vec![4; 4096]));
     assert_eq!((b.core.staging.out(), b.core.fused.any()), (0, false));
     b.turn();
-    assert!(!b.core.carried.any());
+    assert!(!b.core.recovered.any());
     // Here a flush ends at once.
     let mut b = bench_with("ram");
     b.grant(0, 5, Rights::ReadWrite, 2);
@@ -460,7 +460,7 @@ fn a_pair_that_ends_while_it_flushes_writes_nothing() {
         b.durable_pair(2, 1);
         b.turn_until_upcall();
         assert!(b.upcall().contains("sequence: 5"));
-        b.core.carried.orphan(0);
+        b.core.recovered.orphan(0);
         Status::COMMAND_INTERRUPTED
     };
     for ends in [aborted, late, not_flushed, not_committed, gone] {
@@ -476,6 +476,6 @@ fn a_pair_that_ends_while_it_flushes_writes_nothing() {
         assert_eq!(b.write(0, &[8; 4096]).0, Status::SUCCESS);
         assert_eq!((b.core.staging.out(), b.core.fused.any()), (0, false));
         b.turn();
-        assert!(!b.core.carried.any(), "{status:?}");
+        assert!(!b.core.recovered.any(), "{status:?}");
     }
 }

@@ -12,13 +12,13 @@ const PAGE: u64 = 4096;
 pub(super) const MEMORY: u64 = 4 << 20;
 const LANE: LaneIndex = LaneIndex(3);
 
-pub(super) struct Machine {
+pub(super) struct Vm {
     pub(super) memory: GuestMemory,
     file: OwnedFd,
     pieces: Pieces,
 }
 
-pub(super) fn machine() -> Machine {
+pub(super) fn vm() -> Vm {
     let flags = rustix::fs::MemfdFlags::CLOEXEC;
     let file = rustix::fs::memfd_create("machine", flags).unwrap();
     rustix::fs::ftruncate(&file, MEMORY).unwrap();
@@ -33,14 +33,14 @@ pub(super) fn machine() -> Machine {
         };
         memory.map(&new).unwrap();
     }
-    Machine {
+    Vm {
         memory,
         file,
         pieces: Pieces::new(),
     }
 }
 
-impl Machine {
+impl Vm {
     pub(super) fn put(&self, pieces: &[(u64, u32)], bytes: &[u8]) {
         let mut rest = bytes;
         for (at, len) in pieces {
@@ -94,12 +94,12 @@ fn compare(offset_bytes: u64, len_bytes: u32) -> IoOp {
 }
 
 impl Bench {
-    fn start_of(&mut self, m: &mut Machine, op: IoOp, pieces: &[(u64, u32)]) -> u16 {
+    fn start_of(&mut self, m: &mut Vm, op: IoOp, pieces: &[(u64, u32)]) -> u16 {
         self.core.begin_turn();
         self.start_in_turn(m, op, pieces)
     }
 
-    fn start_in_turn(&mut self, m: &mut Machine, op: IoOp, pieces: &[(u64, u32)]) -> u16 {
+    fn start_in_turn(&mut self, m: &mut Vm, op: IoOp, pieces: &[(u64, u32)]) -> u16 {
         let slot = self.next_slot;
         self.next_slot += 1;
         m.pieces.clear();
@@ -116,14 +116,14 @@ impl Bench {
             lane: LANE,
             op,
             buffer: None,
-            record: CommandRef::machine(LANE.0, slot),
+            record: CommandRef::vm(LANE.0, slot),
             over_ns: None,
         };
-        assert!(self.core.start_machine(new, &mut m.pieces).is_ok());
+        assert!(self.core.start_vm_io(new, &mut m.pieces).is_ok());
         slot
     }
 
-    fn end_of_machine(&mut self) -> (u16, Status) {
+    fn end_of_vm(&mut self) -> (u16, Status) {
         for _ in crate::patience::patiently() {
             if let Some(done) = self.core.next_ended(FrontendIndex(1)) {
                 assert!(done.buffer.is_none(), "nobody would give it back");
@@ -134,9 +134,9 @@ impl Bench {
         panic!("no command ended");
     }
 
-    pub(super) fn run_of(&mut self, m: &mut Machine, op: IoOp, pieces: &[(u64, u32)]) -> Status {
+    pub(super) fn run_of(&mut self, m: &mut Vm, op: IoOp, pieces: &[(u64, u32)]) -> Status {
         let slot = self.start_of(m, op, pieces);
-        let (ended, status) = self.end_of_machine();
+        let (ended, status) = self.end_of_vm();
         assert_eq!(ended, slot);
         status
     }
@@ -194,7 +194,7 @@ pub(super) fn scattered() -> Vec<(u64, u32)> {
 #[test]
 fn zero_copy_counters() {
     for kind in ["file", "ram"] {
-        let (mut b, mut m) = (bench_with(kind), machine());
+        let (mut b, mut m) = (bench_with(kind), vm());
         for (extent, at) in [(0, 50), (1, 51), (2, 10), (3, 90), (4, 91), (5, 92), (6, 7)] {
             b.grant(extent, at, Rights::ReadWrite, 1);
         }
@@ -220,7 +220,7 @@ fn zero_copy_counters() {
 
 #[test]
 fn what_a_device_cannot_take_is_copied_and_counted() {
-    let (mut b, mut m) = (bench(), machine());
+    let (mut b, mut m) = (bench(), vm());
     for (extent, at) in [(0, 50), (1, 10)] {
         b.grant(extent, at, Rights::ReadWrite, 1);
     }
@@ -252,11 +252,11 @@ fn what_a_device_cannot_take_is_copied_and_counted() {
 
 #[test]
 fn a_copy_waits_for_staging_memory() {
-    let (mut b, mut m) = (bench(), machine());
+    let (mut b, mut m) = (bench(), vm());
     b.grant(0, 5, Rights::ReadWrite, 1);
     // All but one buffer, which is too short.
     let mut all = Vec::new();
-    while let Some(buffer) = b.core.staging.take(4097) {
+    while let Some(buffer) = b.core.staging.allocate(4097) {
         all.push(buffer);
     }
     let pieces = [(4, 8192)];
@@ -269,15 +269,15 @@ fn a_copy_waits_for_staging_memory() {
         }
     }
     for buffer in all {
-        b.core.staging.give(buffer);
+        b.core.staging.release(buffer);
     }
-    assert_eq!(b.end_of_machine().1, Status::SUCCESS);
+    assert_eq!(b.end_of_vm().1, Status::SUCCESS);
     assert_eq!(b.read(0, 8192), [7; 8192]);
 }
 
 #[test]
 fn copies_take_no_more_than_their_share_of_staging_memory() {
-    let (mut b, mut m) = (bench(), machine());
+    let (mut b, mut m) = (bench(), vm());
     b.grant(0, 0, Rights::ReadWrite, 100);
     b.gate.hold();
     let len = 512 << 10;
@@ -294,14 +294,14 @@ fn copies_take_no_more_than_their_share_of_staging_memory() {
     }
     b.gate.release();
     for _ in 0..40 {
-        assert_eq!(b.end_of_machine().1, Status::SUCCESS);
+        assert_eq!(b.end_of_vm().1, Status::SUCCESS);
     }
     assert_eq!(b.core.staging.out(), 0);
 }
 
 #[test]
 fn holes_read_as_zeros_where_they_are() {
-    let (mut b, mut m) = (bench(), machine());
+    let (mut b, mut m) = (bench(), vm());
     b.grant(1, 3, Rights::ReadWrite, 1);
     b.write(EXTENT, &numbers(EXTENT));
     b.grant(0, 0, Rights::Hole, 1);
@@ -337,7 +337,7 @@ fn holes_read_as_zeros_where_they_are() {
 #[test]
 fn a_turn_moves_only_so_much() {
     for (kind, rights) in [("file", Rights::Hole), ("ram", Rights::ReadWrite)] {
-        let (mut b, mut m) = (bench_with(kind), machine());
+        let (mut b, mut m) = (bench_with(kind), vm());
         b.grant(0, 0, rights, 100);
         b.core.begin_turn();
         for _ in 0..13 {
@@ -359,7 +359,7 @@ fn a_turn_moves_only_so_much() {
 
 #[test]
 fn a_command_that_parks_goes_on_where_it_was() {
-    let (mut b, mut m) = (bench(), machine());
+    let (mut b, mut m) = (bench(), vm());
     b.grant(0, 20, Rights::ReadWrite, 1);
     b.grant(2, 60, Rights::ReadWrite, 1);
     let pieces = scattered();
@@ -369,13 +369,13 @@ fn a_command_that_parks_goes_on_where_it_was() {
     b.start_of(&mut m, write(PAGE / 2 * 2, len), &pieces);
     assert!(b.upcall().contains("extent: 1, write: true"));
     b.grant(1, 40, Rights::ReadWrite, 1);
-    assert_eq!(b.end_of_machine().1, Status::SUCCESS);
+    assert_eq!(b.end_of_vm().1, Status::SUCCESS);
     assert!(b.read(PAGE, len) == data[..len as usize]);
 }
 
 #[test]
 fn what_is_compared_is_looked_at_once() {
-    let (mut b, mut m) = (bench(), machine());
+    let (mut b, mut m) = (bench(), vm());
     b.grant(0, 1, Rights::ReadWrite, 4);
     let data = numbers(3 * EXTENT);
     b.write(0, &data);
@@ -391,12 +391,12 @@ fn what_is_compared_is_looked_at_once() {
     m.put(&pieces, &vec![1; 100 * PAGE as usize]);
     assert!(m.unmap().is_free());
     b.gate.release();
-    assert_eq!(b.end_of_machine().1, Status::SUCCESS);
+    assert_eq!(b.end_of_vm().1, Status::SUCCESS);
     assert_eq!(
         (b.copied_bytes(), b.core.staging.out()),
         (data.len() as u64, 0)
     );
-    let mut m = machine();
+    let mut m = vm();
     let status = b.run_of(&mut m, compare(0, 512), &[(8, 512)]);
     assert_eq!(status, Status::COMPARE_FAILURE);
     // The ranges of a Deallocate: 2 blocks at 1.
@@ -407,7 +407,7 @@ fn what_is_compared_is_looked_at_once() {
     m.put(&pieces, &range);
     let slot = b.start_of(&mut m, IoOp::Deallocate { ranges: 1 }, &pieces);
     m.put(&pieces, &[0xff; 16]);
-    assert_eq!(b.end_of_machine(), (slot, Status::SUCCESS));
+    assert_eq!(b.end_of_vm(), (slot, Status::SUCCESS));
     let found = b.read(0, 4 * PAGE as u32);
     assert!(
         found[PAGE as usize..3 * PAGE as usize]
@@ -421,7 +421,7 @@ fn what_is_compared_is_looked_at_once() {
 
 #[test]
 fn memory_is_let_go_when_the_device_is_done_and_not_before() {
-    let (mut b, mut m) = (bench(), machine());
+    let (mut b, mut m) = (bench(), vm());
     b.grant(0, 1, Rights::ReadWrite, 4);
     b.write(0, &[5; 8192]);
     for way in [
@@ -437,7 +437,7 @@ fn memory_is_let_go_when_the_device_is_done_and_not_before() {
         let gone = m.unmap();
         let which = |owner: &Owner, _: &IoOp, _: LaneIndex| owner.frontend == FrontendIndex(1);
         match way {
-            "its machine leaves" => b.core.carried.orphan_machine(LANE),
+            "its machine leaves" => b.core.recovered.orphan_vm(LANE),
             "its time is over" => b
                 .core
                 .clock
@@ -451,21 +451,21 @@ fn memory_is_let_go_when_the_device_is_done_and_not_before() {
         assert!(b.core.next_ended(FrontendIndex(1)).is_none());
         assert!(!gone.is_free(), "{way}");
         b.gate.release();
-        assert_eq!(b.end_of_machine().0, slot);
+        assert_eq!(b.end_of_vm().0, slot);
         assert!(gone.is_free(), "{way}");
         assert_eq!(b.core.end_waiting(Status::COMMAND_INTERRUPTED, which), 0);
-        m = machine();
+        m = vm();
     }
     let slot = b.start_of(&mut m, read(0, 4096), &[(0, 4096)]);
     let ended = (slot, Status::INVALID_NAMESPACE_OR_FORMAT);
-    assert_eq!(b.end_of_machine(), ended);
+    assert_eq!(b.end_of_vm(), ended);
     assert!(m.unmap().is_free());
 }
 
 #[test]
 fn memory_that_is_gone_fails_its_command_and_no_device() {
     for kind in ["file", "ram"] {
-        let (mut b, mut m) = (bench_with(kind), machine());
+        let (mut b, mut m) = (bench_with(kind), vm());
         b.grant(0, 1, Rights::ReadWrite, 4);
         b.write(0, &[5; 16384]);
         let lost = [(0, 4096), (MEMORY - 8192, 8192)];
@@ -489,7 +489,7 @@ fn memory_that_is_gone_fails_its_command_and_no_device() {
 
 #[test]
 fn a_command_without_memory_for_it_fails() {
-    let (mut b, mut m) = (bench(), machine());
+    let (mut b, mut m) = (bench(), vm());
     b.grant(0, 1, Rights::ReadWrite, 4);
     let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&m.file));
     let only_read = std::fs::File::open(path).unwrap();
@@ -522,7 +522,7 @@ fn a_command_without_memory_for_it_fails() {
 
 #[test]
 fn a_host_s_reservation_holds_against_machines() {
-    let (mut b, mut m) = (bench(), machine());
+    let (mut b, mut m) = (bench(), vm());
     b.grant(0, 1, Rights::ReadWrite, 4);
     let page = [(0, 4096)];
     let conflict = Status::RESERVATION_CONFLICT.with_dnr();
@@ -532,7 +532,7 @@ fn a_host_s_reservation_holds_against_machines() {
         deallocate: false,
         fua: false,
     };
-    let statuses = |b: &mut Bench, m: &mut Machine| {
+    let statuses = |b: &mut Bench, m: &mut Vm| {
         let all = [read(0, 4096), compare(0, 4096), write(0, 4096), zeroes];
         let mut of = all.map(|op| b.run_of(m, op, &page)).to_vec();
         of.push(b.run_of(m, IoOp::Deallocate { ranges: 1 }, &[(8192, 16)]));
@@ -571,92 +571,92 @@ fn a_host_s_reservation_holds_against_machines() {
 
 #[test]
 fn a_machine_that_leaves_is_not_overtaken() {
-    let (mut b, mut m) = (bench(), machine());
+    let (mut b, mut m) = (bench(), vm());
     b.grant(0, 1, Rights::ReadWrite, 1);
     m.put(&[(0, 8192)], &[7; 8192]);
     b.gate.hold();
     let at_device = b.start_of(&mut m, write(0, 4096), &[(0, 4096)]);
     b.turn_until_held(1);
     let parked = b.start_of(&mut m, write(EXTENT, 4096), &[(4096, 4096)]);
-    b.core.carried.orphan_machine(LANE);
+    b.core.recovered.orphan_vm(LANE);
     b.turn();
     let ended = (parked, Status::COMMAND_INTERRUPTED);
-    assert_eq!(b.end_of_machine(), ended);
+    assert_eq!(b.end_of_vm(), ended);
     // A new client's write, over one at the device.
-    let mut next = machine();
+    let mut next = vm();
     next.put(&[(0, 4096)], &[8; 4096]);
     let younger = b.start_of(&mut next, write(0, 4096), &[(0, 4096)]);
     b.nothing_ends();
     assert_eq!(b.gate.held(), 1);
     b.gate.release();
-    assert_eq!(b.end_of_machine().0, at_device);
-    assert_eq!(b.end_of_machine(), (younger, Status::SUCCESS));
+    assert_eq!(b.end_of_vm().0, at_device);
+    assert_eq!(b.end_of_vm(), (younger, Status::SUCCESS));
     assert_eq!(b.read(0, 4096), [8; 4096]);
-    assert!(!b.core.carried.any() && next.unmap().is_free() && m.unmap().is_free());
+    assert!(!b.core.recovered.any() && next.unmap().is_free() && m.unmap().is_free());
 }
 
 #[test]
 fn what_a_dead_engine_had_of_a_machine_waits_for_the_fence() {
-    let (mut b, mut m) = (unfenced("file"), machine());
+    let (mut b, mut m) = (unfenced("file"), vm());
     b.grant(0, 0, Rights::ReadWrite, 10);
     m.put(&[(0, 4096)], &[7; 4096]);
-    let carried = |slot, block: u64, write| CarriedSpan {
+    let recovered = |slot, block: u64, write| RecoveredSpan {
         volume: V,
         bytes: block * PAGE..(block + 1) * PAGE,
         write,
         devices: Devices::ALL,
         command: slot,
     };
-    let command = |slot| Some(CommandRef::machine(LANE.0, slot));
+    let command = |slot| Some(CommandRef::vm(LANE.0, slot));
     let spans = [
-        carried(command(0), 0, true),
-        carried(command(1), 1, false),
+        recovered(command(0), 0, true),
+        recovered(command(1), 1, false),
         // This command is not repeated.
-        carried(None, 2, false),
+        recovered(None, 2, false),
     ];
-    b.core.carried.carry_machine(LANE, &spans);
+    b.core.recovered.recover_vm(LANE, &spans);
     assert!(
-        b.core.carried.may_touch_memory_of(LANE)
-            && !b.core.carried.may_touch_memory_of(LaneIndex(4))
+        b.core.recovered.may_touch_memory_of(LANE)
+            && !b.core.recovered.may_touch_memory_of(LaneIndex(4))
     );
     b.start_of(&mut m, write(0, 4096), &[(0, 4096)]);
     b.start_of(&mut m, read(PAGE, 4096), &[(8192, 4096)]);
     // Others continue, unless they overlap.
     let other = b.start_of(&mut m, read(9 * PAGE, 4096), &[(4096, 4096)]);
-    assert_eq!(b.end_of_machine(), (other, Status::SUCCESS));
+    assert_eq!(b.end_of_vm(), (other, Status::SUCCESS));
     let younger = b.start_of(&mut m, write(PAGE, 4096), &[(0, 4096)]);
     // The third command was revoked by its VM.
     b.nothing_ends();
     assert!(
-        b.core.next_ended(FrontendIndex(1)).is_none() && b.core.carried.may_touch_memory_of(LANE)
+        b.core.next_ended(FrontendIndex(1)).is_none() && b.core.recovered.may_touch_memory_of(LANE)
     );
     b.core.fenced(DeviceIndex(0));
-    assert!(!b.core.carried.may_touch_memory_of(LANE));
-    let mut ended: Vec<_> = (0..3).map(|_| b.end_of_machine()).collect();
+    assert!(!b.core.recovered.may_touch_memory_of(LANE));
+    let mut ended: Vec<_> = (0..3).map(|_| b.end_of_vm()).collect();
     ended.sort_by_key(|(slot, _)| *slot);
     let slots = [0, 1, younger];
     assert_eq!(ended, slots.map(|slot| (slot, Status::SUCCESS)));
     assert_eq!(b.read(0, 8192), [7; 8192]);
-    assert!(!b.core.carried.any());
+    assert!(!b.core.recovered.any());
     // A client that leaves before the fence leaves its spans.
-    let (mut b, mut m) = (unfenced("file"), machine());
+    let (mut b, mut m) = (unfenced("file"), vm());
     b.grant(0, 0, Rights::ReadWrite, 10);
-    b.core.carried.carry_machine(LANE, &spans);
+    b.core.recovered.recover_vm(LANE, &spans);
     b.start_of(&mut m, write(0, 4096), &[(0, 4096)]);
-    b.core.carried.orphan_machine(LANE);
+    b.core.recovered.orphan_vm(LANE);
     let ended = (0, Status::COMMAND_INTERRUPTED);
-    assert_eq!(b.end_of_machine(), ended);
-    assert!(b.core.carried.may_touch_memory_of(LANE) && m.unmap().is_free());
+    assert_eq!(b.end_of_vm(), ended);
+    assert!(b.core.recovered.may_touch_memory_of(LANE) && m.unmap().is_free());
     b.start(super::guest::write(0, 4096), Some(&[3; 4096]));
     b.nothing_ends();
     b.core.fenced(DeviceIndex(0));
     assert_eq!(b.end().1, Status::SUCCESS);
-    assert!(!b.core.carried.may_touch_memory_of(LANE));
+    assert!(!b.core.recovered.may_touch_memory_of(LANE));
 }
 
 #[test]
 fn a_command_is_carried_as_what_it_was() {
-    let (mut b, mut m) = (unfenced("file"), machine());
+    let (mut b, mut m) = (unfenced("file"), vm());
     b.grant(0, 0, Rights::ReadWrite, 10);
     let mut range = [0; 16];
     range[4..8].copy_from_slice(&1_u32.to_le_bytes());
@@ -675,8 +675,8 @@ fn a_command_is_carried_as_what_it_was() {
         (3, zeroes, false),
         (4, read(3 * PAGE, 4096), false),
     ] {
-        let command = CommandRef::machine(LANE.0, slot);
-        carry_command(&mut b.core, LANE, &op, Some(&range), command, again);
+        let command = CommandRef::vm(LANE.0, slot);
+        recover_command(&mut b.core, LANE, &op, Some(&range), command, again);
     }
     b.next_slot = 10;
     // Commands that overlap a write wait, and writes that overlap a read.
@@ -692,7 +692,7 @@ fn a_command_is_carried_as_what_it_was() {
     ] {
         let slot = b.start_of(&mut m, op, &[(0, 8192)]);
         match waits {
-            false => assert_eq!(b.end_of_machine(), (slot, Status::SUCCESS)),
+            false => assert_eq!(b.end_of_vm(), (slot, Status::SUCCESS)),
             true => {
                 b.nothing_ends();
                 assert!(b.core.next_ended(FrontendIndex(1)).is_none(), "{op:?}");
@@ -702,30 +702,30 @@ fn a_command_is_carried_as_what_it_was() {
     b.core.fenced(DeviceIndex(0));
     // All but the one that waits for the first, not yet started.
     for _ in 0..3 {
-        assert_eq!(b.end_of_machine().1, Status::SUCCESS);
+        assert_eq!(b.end_of_vm().1, Status::SUCCESS);
     }
     b.nothing_ends();
     b.next_slot = 0;
     b.start_of(&mut m, write(PAGE, 4096), &[(0, 4096)]);
-    assert_eq!(b.end_of_machine(), (0, Status::SUCCESS));
-    assert_eq!(b.end_of_machine().1, Status::SUCCESS);
-    assert!(!b.core.carried.any());
+    assert_eq!(b.end_of_vm(), (0, Status::SUCCESS));
+    assert_eq!(b.end_of_vm().1, Status::SUCCESS);
+    assert!(!b.core.recovered.any());
     // The ranges may have changed, so the whole volume counts.
-    let (mut b, mut m) = (unfenced("file"), machine());
+    let (mut b, mut m) = (unfenced("file"), vm());
     b.grant(0, 0, Rights::ReadWrite, 10);
-    carry_command(
+    recover_command(
         &mut b.core,
         LANE,
         &deallocate,
         None,
-        CommandRef::machine(LANE.0, 9),
+        CommandRef::vm(LANE.0, 9),
         false,
     );
     b.start_of(&mut m, read(9 * PAGE, 4096), &[(0, 4096)]);
     b.nothing_ends();
     assert!(b.core.next_ended(FrontendIndex(1)).is_none());
     b.core.fenced(DeviceIndex(0));
-    assert_eq!(b.end_of_machine().1, Status::SUCCESS);
+    assert_eq!(b.end_of_vm().1, Status::SUCCESS);
 }
 
 proptest! {
@@ -737,7 +737,7 @@ proptest! {
         pages in prop::collection::vec((0..512_u64, 1..12_u32), 1..30),
         shift in prop::sample::select(vec![0_u64, 0, 512, 4]),
     ) {
-        let (mut b, mut m) = (bench_with("ram"), machine());
+        let (mut b, mut m) = (bench_with("ram"), vm());
         for (extent, at) in places.iter().enumerate() {
             b.grant(extent as u64, *at, Rights::ReadWrite, 1);
         }
@@ -766,10 +766,10 @@ proptest! {
 }
 
 /// Recovers one command of a VM, as a successor finds it recorded; oldest first, before any starts.
-/// `again`: it will be started with this name ([`Core::start_machine`]), or the lane orphaned;
+/// `again`: it will be started with this name ([`Core::start_vm_io`]), or the lane orphaned;
 /// otherwise it is only waited for. `ranges`: a Deallocate's, if known for certain, since the VM
 /// may have changed them.
-fn carry_command(
+fn recover_command(
     core: &mut Core,
     lane: LaneIndex,
     op: &IoOp,
@@ -783,7 +783,7 @@ fn carry_command(
     else {
         return;
     };
-    let span = |offset_bytes: u64, len_bytes: u64| CarriedSpan {
+    let span = |offset_bytes: u64, len_bytes: u64| RecoveredSpan {
         volume,
         bytes: offset_bytes..offset_bytes.saturating_add(len_bytes),
         write: op.writes(),
@@ -795,12 +795,12 @@ fn carry_command(
         (IoOp::Deallocate { ranges: count }, Some(ranges)) => {
             let ranges = ranges.chunks_exact(16).take(usize::from(count));
             for (offset, len) in ranges.filter_map(|r| crate::io::zero::range_of(r, block_bytes)) {
-                core.carried.carry_machine(lane, &[span(offset, len)]);
+                core.recovered.recover_vm(lane, &[span(offset, len)]);
             }
         }
-        (IoOp::Deallocate { .. }, None) => core.carried.carry_machine(lane, &[span(0, u64::MAX)]),
+        (IoOp::Deallocate { .. }, None) => core.recovered.recover_vm(lane, &[span(0, u64::MAX)]),
         _ => core
-            .carried
-            .carry_machine(lane, &[span(op.offset_bytes(), op.len_bytes())]),
+            .recovered
+            .recover_vm(lane, &[span(op.offset_bytes(), op.len_bytes())]),
     }
 }

@@ -134,7 +134,7 @@ fn a_command_that_waits_for_slices_is_interrupted_at_its_limit() {
         (done.owner.slot, done.status),
         (slot, Status::COMMAND_INTERRUPTED)
     );
-    b.core.staging.give(done.buffer.unwrap());
+    b.core.staging.release(done.buffer.unwrap());
     b.core.slices.free = free;
 }
 
@@ -227,11 +227,11 @@ fn settled_when_all_that_was_in_flight_has_ended() {
     b.gate.hold();
     b.start(write(0, 4096), Some(&[1; 4096]));
     b.start(IoOp::Flush, None);
-    let launder = Job::Launder {
+    let zero_fill = Job::ZeroFill {
         device: one,
         extents: ExtentRange::new(50, 1),
     };
-    b.core.jobs.start(7, launder);
+    b.core.jobs.start(7, zero_fill);
     b.turn();
     assert_eq!(b.gate.held(), 3);
     b.core.settle(2, one);
@@ -276,14 +276,14 @@ fn jobs_of_a_hung_device_hold_up_no_others() {
     for job in 0..40 {
         let extents = ExtentRange::new(job, 1);
         let device = DeviceIndex(0);
-        b.core.jobs.start(job, Job::Launder { device, extents });
+        b.core.jobs.start(job, Job::ZeroFill { device, extents });
     }
     b.turn();
     assert!(b.gate.held() > 0);
     for job in 100..110 {
         let extents = ExtentRange::new(job, 1);
         let device = DeviceIndex(1);
-        b.core.jobs.start(job, Job::Launder { device, extents });
+        b.core.jobs.start(job, Job::ZeroFill { device, extents });
     }
     let mut done = 0;
     for _ in crate::patience::patiently() {
@@ -321,7 +321,7 @@ fn only_busy_devices_are_slept_for() {
     for at in 0..SLEEP_SLICES as u64 {
         assert!(!b.core.waits_for_devices(), "{at}");
         b.start(write(at, 4096), Some(&[2; 4096]));
-        b.core.submit();
+        b.core.end_turn();
         // An operation ended just now.
         b.core.devices.ended_ns = b.core.now_ns();
     }

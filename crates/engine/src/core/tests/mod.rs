@@ -15,16 +15,16 @@ const EXTENT: u64 = 64 << 10;
 const V: VolumeId = VolumeId(9);
 
 mod admit;
-mod ahead;
-mod away;
-mod carried;
 mod delays;
 mod errors;
 mod fused;
 mod guest;
 mod hung;
+mod offload;
 mod orders;
 mod parked;
+mod preallocated;
+mod recovered;
 mod registered;
 mod speed;
 mod zeroing;
@@ -152,7 +152,7 @@ impl Bench {
             _ => 0,
         };
         let buffer = (len > 0).then(|| {
-            let mut b = self.core.staging.take(len).unwrap();
+            let mut b = self.core.staging.allocate(len).unwrap();
             match data {
                 Some(data) => b.as_mut_slice().copy_from_slice(data),
                 None => b.as_mut_slice().fill(0x77),
@@ -177,7 +177,7 @@ impl Bench {
             Ok(()) => Some(slot),
             Err(new) => {
                 if let Some(buffer) = new.buffer {
-                    self.core.staging.give(buffer);
+                    self.core.staging.release(buffer);
                 }
                 None
             }
@@ -186,7 +186,7 @@ impl Bench {
 
     fn turn(&mut self) {
         self.core.begin_turn();
-        self.core.submit();
+        self.core.end_turn();
         self.core.reap();
     }
 
@@ -200,10 +200,10 @@ impl Bench {
                     .map(|b| b.as_slice().to_vec())
                     .unwrap_or_default();
                 if let Some(b) = done.buffer {
-                    self.core.staging.give(b);
+                    self.core.staging.release(b);
                 }
                 let record = CommandRef::new(self.queue, done.owner.slot);
-                self.core.carried.pair_answered(record);
+                self.core.recovered.pair_answered(record);
                 return (done.owner.slot, done.status, bytes);
             }
             self.turn();
@@ -490,7 +490,7 @@ fn an_unanswered_fault_ends_with_command_interrupted() {
     b.core.tick();
     let done = b.core.next_done().unwrap();
     assert_eq!(done.status, Status::COMMAND_INTERRUPTED);
-    b.core.staging.give(done.buffer.unwrap());
+    b.core.staging.release(done.buffer.unwrap());
 }
 
 #[test]
@@ -501,7 +501,7 @@ fn the_internal_lane_launders() {
     let device = DeviceIndex(0);
     b.core.jobs.start(
         1,
-        Job::Launder {
+        Job::ZeroFill {
             device,
             extents: ExtentRange::new(2, 2),
         },
@@ -509,7 +509,7 @@ fn the_internal_lane_launders() {
     b.core.jobs.start(2, Job::Flush { device });
     b.core.jobs.start(
         3,
-        Job::Launder {
+        Job::ZeroFill {
             device,
             extents: ExtentRange::new(199, 2),
         },

@@ -85,13 +85,13 @@ impl Run {
         while let Some(done) = self.b.core.next_done() {
             let write = self.writes.get_mut(&done.owner.slot).unwrap();
             assert_eq!(write.status.replace(done.status), None, "ended once");
-            self.b.core.staging.give(done.buffer.unwrap());
+            self.b.core.staging.release(done.buffer.unwrap());
         }
-        self.look();
+        self.check();
     }
 
     /// Commands in flight overlap only where they may.
-    fn look(&self) {
+    fn check(&self) {
         let slots: BTreeSet<u16> = (self.b.core.slices.iter())
             .map(|slice| self.b.core.slab[slice.io as usize].owner.slot)
             .collect();
@@ -115,8 +115,8 @@ impl Run {
                 if from >= end || from + second.range.count <= first {
                     continue;
                 }
-                let carried = write.fence.is_some() || second.fence.is_some();
-                assert!(!carried, "{a} and {other} are in flight together");
+                let recovered = write.fence.is_some() || second.fence.is_some();
+                assert!(!recovered, "{a} and {other} are in flight together");
                 // Both are new, so neither was closed when the other started.
                 for (one, two) in [(write, second), (second, write)] {
                     let late = one.closed.is_some_and(|at| at < two.started);
@@ -131,17 +131,17 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
     #[test]
     fn nothing_overlaps_what_may_still_land(
-        carried in proptest::collection::vec((range(), 0..3u8), 0..6),
+        recovered in proptest::collection::vec((range(), 0..3u8), 0..6),
         steps in proptest::collection::vec(step(), 0..60),
     ) {
         let mut b = unfenced("file");
         b.grant(0, 0, Rights::ReadWrite, 100);
         let mut run = Run { b, writes: BTreeMap::new(), fenced: BTreeSet::new(), now: 0 };
         let mut spans = Vec::new();
-        for (slot, (range, fence)) in (1u16..).zip(&carried) {
+        for (slot, (range, fence)) in (1u16..).zip(&recovered) {
             let fence = (*fence < 2).then_some(*fence);
             let queue = 1 + u32::from(slot) % 2;
-            spans.push(CarriedSpan {
+            spans.push(RecoveredSpan {
                 volume: V,
                 bytes: range.first * BLOCK..(range.first + range.count) * BLOCK,
                 write: true,
@@ -158,7 +158,7 @@ proptest! {
             };
             run.writes.insert(slot, write);
         }
-        run.b.core.carried.carry(&spans);
+        run.b.core.recovered.recover(&spans);
         let mut next = 100u16;
         for step in &steps {
             run.now += 1;
@@ -190,7 +190,7 @@ proptest! {
                     run.b.core.fenced(DeviceIndex(*device));
                 }
                 Step::Close(queue) => {
-                    run.b.core.carried.orphan(*queue);
+                    run.b.core.recovered.orphan(*queue);
                     for write in run.writes.values_mut().filter(|w| w.queue == *queue) {
                         write.closed.get_or_insert(now);
                     }
@@ -199,11 +199,11 @@ proptest! {
                 Step::Release => run.b.gate.release(),
                 Step::Turns(turns) => (0..*turns).for_each(|_| run.turn()),
             }
-            run.look();
+            run.check();
         }
         // All may continue; the last write must win.
         run.b.gate.release();
-        for slot in 1..=carried.len() as u16 {
+        for slot in 1..=recovered.len() as u16 {
             let write = run.writes.get_mut(&slot).unwrap();
             if write.started == usize::MAX && write.closed.is_none() {
                 write.started = run.now;
@@ -217,11 +217,11 @@ proptest! {
         let open = |w: &Write| w.started != usize::MAX && w.status.is_none();
         for _ in crate::patience::patiently() {
             run.turn();
-            if !run.writes.values().any(open) && !run.b.core.carried.any() {
+            if !run.writes.values().any(open) && !run.b.core.recovered.any() {
                 break;
             }
         }
-        prop_assert!(!run.writes.values().any(open) && !run.b.core.carried.any());
+        prop_assert!(!run.writes.values().any(open) && !run.b.core.recovered.any());
         prop_assert_eq!(run.b.core.staging.out(), 0);
         for write in run.writes.values().filter(|w| w.started != usize::MAX) {
             let interrupted = Some(Status::COMMAND_INTERRUPTED);

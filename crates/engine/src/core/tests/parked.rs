@@ -25,7 +25,7 @@ fn ended(b: &mut Bench) -> Vec<(u16, Status)> {
     while let Some(done) = b.core.next_done() {
         all.push((done.owner.slot, done.status));
         if let Some(buffer) = done.buffer {
-            b.core.staging.give(buffer);
+            b.core.staging.release(buffer);
         }
     }
     all

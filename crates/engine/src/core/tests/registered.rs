@@ -1,12 +1,12 @@
 //! VM memory that is registered with the ring.
 #![allow(clippy::single_range_in_vec_init)]
 
-use super::guest::{MEMORY, machine, numbers, read, scattered, write};
+use super::guest::{MEMORY, numbers, read, scattered, vm, write};
 use super::*;
 use forebay_device::Pinned;
 
 /// Registers a VM's memory; `None` if the kernel cannot.
-fn register(b: &mut Bench, m: &super::guest::Machine) -> Option<Vec<Registration>> {
+fn register(b: &mut Bench, m: &super::guest::Vm) -> Option<Vec<Registration>> {
     let mut names = Vec::new();
     for region in m.memory.regions() {
         let mapping = region.mapping().unwrap();
@@ -28,7 +28,7 @@ fn register(b: &mut Bench, m: &super::guest::Machine) -> Option<Vec<Registration
 
 #[test]
 fn registered_memory_is_read_and_written_as_any_other() {
-    let (mut b, mut m) = (bench(), machine());
+    let (mut b, mut m) = (bench(), vm());
     for (extent, at) in [(0, 50), (1, 51), (2, 10), (3, 90), (4, 91), (5, 92), (6, 7)] {
         b.grant(extent, at, Rights::ReadWrite, 1);
     }
@@ -69,7 +69,7 @@ fn registered_memory_is_read_and_written_as_any_other() {
 
 #[test]
 fn memory_that_is_gone_though_registered_harms_nobody() {
-    let (mut b, mut m) = (bench(), machine());
+    let (mut b, mut m) = (bench(), vm());
     b.grant(0, 1, Rights::ReadWrite, 4);
     assert!(m.memory.write(0, &vec![7; MEMORY as usize]));
     let Some(names) = register(&mut b, &m) else {
@@ -92,7 +92,7 @@ fn memory_that_is_gone_though_registered_harms_nobody() {
 
 #[test]
 fn what_nobody_has_touched_is_not_held() {
-    let m = machine();
+    let m = vm();
     let mapping = m.memory.regions()[0].mapping().unwrap().clone();
     let all = 0..mapping.whole_bytes();
     assert!(mapping.present(all.clone()).is_empty());

@@ -91,7 +91,7 @@ impl Load {
             },
             lane: LaneIndex(3),
             op,
-            buffer: self.core.staging.take(BLOCK),
+            buffer: self.core.staging.allocate(BLOCK),
             record,
             over_ns: None,
         };
@@ -105,13 +105,13 @@ impl Load {
         let mut ended = 0;
         while let Some(done) = self.core.next_done() {
             assert_eq!(done.status, Status::SUCCESS);
-            self.core.staging.give(done.buffer.unwrap());
+            self.core.staging.release(done.buffer.unwrap());
             ended += 1;
             if more {
                 self.start(done.owner.slot);
             }
         }
-        self.core.submit();
+        self.core.end_turn();
         if ended == 0 && self.core.waits_for_devices() {
             let limit = std::time::Duration::from_millis(100);
             self.core.devices.ring.wait(1, Some(limit)).unwrap();
@@ -148,7 +148,7 @@ fn a_device_is_loaded() {
     for slot in 0..depth {
         load.start(slot);
     }
-    load.core.submit();
+    load.core.end_turn();
     let (mut ended, mut left) = (0, u64::from(depth));
     loop {
         let more = ended < 64 || begun.elapsed().as_secs_f64() < seconds;

@@ -50,8 +50,8 @@ fn deallocate_releases_whole_extents_and_punches_the_rest() {
     assert_eq!(b.upcall(), "None");
     // All bytes of its ranges count, holes too.
     let kind = forebay_xlate::boundary::region::OpKind::Deallocate;
-    let figures = &b.core.lane(LaneIndex(3)).unwrap().record().ops[kind as usize];
-    assert_eq!(figures.bytes.load(Relaxed), 13 * EXTENT);
+    let statistics = &b.core.lane(LaneIndex(3)).unwrap().record().ops[kind as usize];
+    assert_eq!(statistics.bytes.load(Relaxed), 13 * EXTENT);
     b.grant(1, 0, Rights::Hole, 2);
     let mut want = vec![9; EXTENT as usize / 2];
     want.extend(vec![0; 3 * EXTENT as usize]);

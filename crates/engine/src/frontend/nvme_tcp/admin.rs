@@ -5,8 +5,8 @@
 use super::command::{self, Capsule};
 use super::conn::Conn;
 use super::controllers::Attached;
-use super::gate;
 use super::reserve;
+use super::restrictions;
 use super::rx::Stop;
 use super::slots::{SlotStage, Work};
 use super::{TcpTurn, TurnEvent};
@@ -19,7 +19,7 @@ use forebay_nvme::{Sqe, Status, feature, opcode};
 use forebay_xlate::kill_point;
 
 /// `Err`: why the stream must stop; then nothing was taken.
-pub(super) fn take(
+pub(super) fn receive(
     conn: &mut Conn,
     turn: &mut TcpTurn<'_>,
     capsule: &Capsule<'_>,
@@ -67,7 +67,7 @@ pub(super) fn take(
     // In-capsule data goes to a buffer, too, so that a successor finds it.
     let mut buffer = None;
     if transfer.bytes() > 0 {
-        let Some(mut taken) = conn.take_buffer(turn.core, transfer.bytes()) else {
+        let Some(mut taken) = conn.allocate_buffer(turn.core, transfer.bytes()) else {
             conn.slots.release(slot);
             return Err(Stop::Stalled);
         };
@@ -103,7 +103,7 @@ pub(super) fn again(
             return Ok(());
         }
         Ok(Transfer::ToHost(bytes)) => {
-            let Some(buffer) = conn.take_buffer(turn.core, bytes) else {
+            let Some(buffer) = conn.allocate_buffer(turn.core, bytes) else {
                 return Err(Stop::Stalled);
             };
             out = Some(buffer);
@@ -186,7 +186,7 @@ fn run(
     let Some(attached) = turn.controllers.get_mut(conn.controller) else {
         return Err(Stop::Close);
     };
-    if let Some(status) = gate::admin_refusal(conn.gate, sqe) {
+    if let Some(status) = restrictions::admin_refusal(conn.restrictions, sqe) {
         conn.answer(turn.core, slot, status, 0, out, 0);
         attached.publish(conn);
         return Ok(());

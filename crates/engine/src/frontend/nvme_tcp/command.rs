@@ -9,7 +9,7 @@
 
 pub(super) use super::MDTS_BYTES;
 use super::conn::{Conn, Stalled};
-use super::gate;
+use super::restrictions;
 use super::rx::Stop;
 use super::slots::{NoSlot, SlotStage, Work};
 use super::{TcpTurn, fused, r2t, reserve};
@@ -113,7 +113,7 @@ pub(super) enum Source {
 
 /// `Err`: why the stream must stop; then nothing was taken.
 #[inline]
-pub(super) fn take(
+pub(super) fn receive(
     conn: &mut Conn,
     turn: &mut TcpTurn<'_>,
     capsule: &Capsule<'_>,
@@ -121,7 +121,7 @@ pub(super) fn take(
     let Some(slot) = slot_for(conn, turn.core, capsule)? else {
         return Ok(());
     };
-    let judged = match conn.gate {
+    let judged = match conn.restrictions {
         0 => geometry(conn, turn.core).and_then(|geometry| capsule.judge(&geometry)),
         _ => {
             conn.end_lone_first(turn.core, capsule.sqe);
@@ -130,7 +130,7 @@ pub(super) fn take(
     };
     let judged = match judged {
         Ok(judged) => judged,
-        Err(_) if capsule.sqe.fuse() != 0 => return fused::take(conn, turn, slot, capsule),
+        Err(_) if capsule.sqe.fuse() != 0 => return fused::receive_half(conn, turn, slot, capsule),
         Err(_) if !turn.core.qos.may_answer(conn.lane) => return stall(conn, turn.core, slot),
         Err(status) => {
             refuse(conn, turn, slot, capsule, status);
@@ -156,7 +156,7 @@ pub(super) fn refuse(
     conn.answer(turn.core, slot, status, 0, None, 0);
 }
 
-/// `Err` as in [`take`].
+/// `Err` as in [`receive`].
 #[inline]
 pub(super) fn accept(
     conn: &mut Conn,
@@ -178,13 +178,13 @@ pub(super) fn accept(
         if !may_hold(&judged.work, conn.lane, turn.core) {
             return stall(conn, turn.core, slot);
         }
-        match turn.core.staging.take(judged.len_bytes) {
+        match turn.core.staging.allocate(judged.len_bytes) {
             // The first of a fused pair holds its buffer until the second comes.
             Some(taken)
-                if !conn.held.may_have(taken.taken(), &turn.core.staging)
+                if !conn.charge.may_have(taken.taken(), &turn.core.staging)
                     && conn.pairs.first_of(slot).is_none() =>
             {
-                turn.core.staging.give(taken);
+                turn.core.staging.release(taken);
                 return stall(conn, turn.core, slot);
             }
             Some(mut taken) => {
@@ -192,7 +192,7 @@ pub(super) fn accept(
                 if let Some(lane) = conn.lane {
                     turn.core.lanes.count_copied(lane, data.len() as u32);
                 }
-                conn.held.take(taken.taken());
+                conn.charge.add(taken.taken());
                 buffer = Some(taken);
             }
             None => {
@@ -252,7 +252,7 @@ pub(super) fn slot_for(
     capsule: &Capsule<'_>,
 ) -> Result<Option<u16>, Stop> {
     let cid = capsule.sqe.cid();
-    match conn.slots.take(cid, core.now_ns()) {
+    match conn.slots.claim(cid, core.now_ns()) {
         Ok(slot) => Ok(Some(slot)),
         // The host cannot tell which of both commands the answer is for (Base 2.0, 3.3.3.1).
         Err(NoSlot::Conflict) if conn.tx.has_room(conn.slots.used()) => {
@@ -272,7 +272,7 @@ pub(super) fn judge_gated(
     core: &Core,
     capsule: &Capsule<'_>,
 ) -> Result<Judged, Status> {
-    match gate::refusal(conn.gate, capsule.sqe) {
+    match restrictions::refusal(conn.restrictions, capsule.sqe) {
         Some(status) => Err(status),
         None => capsule.judge(&geometry(conn, core)?),
     }
@@ -361,7 +361,7 @@ impl Conn {
     pub(super) fn retry_waiting(&mut self, core: &mut Core) -> bool {
         let mut any = false;
         while let Some(slot) = self.slots.first_waiting() {
-            self.slots.take_waiting();
+            self.slots.unlink_first_waiting();
             self.records.blame(slot);
             if !self.advance(core, slot) {
                 self.slots.wait_first(slot);
@@ -379,13 +379,13 @@ impl Conn {
         };
         let (by_r2t, len_bytes) = (s.by_r2t, s.len_bytes);
         if !s.is_ready() {
-            let may_ask = self.held.receiving < MAX_R2TS_OF_ONE
-                && self.held.may_ask()
+            let may_ask = self.charge.receiving < MAX_R2TS_OF_ONE
+                && self.charge.may_ask()
                 && (self.lane).is_none_or(|lane| core.qos.may_ask(&core.staging, lane, len_bytes));
             if by_r2t && !may_ask || !may_hold(&s.work, self.lane, core) {
                 return false;
             }
-            let Some(buffer) = self.take_buffer(core, len_bytes) else {
+            let Some(buffer) = self.allocate_buffer(core, len_bytes) else {
                 return false;
             };
             if let Some(s) = self.slots.get_mut(slot) {
@@ -492,7 +492,7 @@ impl Conn {
         };
         match s.work {
             Work::DurableRead(op) if done.op == IoOp::Flush && status.is_success() => {
-                if gate::keeps_out(self.gate, &op) {
+                if restrictions::keeps_out(self.restrictions, &op) {
                     // Its host lost access meanwhile.
                     let status = Status::RESERVATION_CONFLICT.with_dnr();
                     self.answer(core, slot, status, 0, done.buffer, 0);

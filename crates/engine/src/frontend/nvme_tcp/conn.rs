@@ -33,7 +33,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 /// Staging memory per connection; further commands wait.
-pub(super) const MAX_HELD_BYTES: u64 = 8 << 20;
+pub(super) const MAX_CHARGED_BYTES: u64 = 8 << 20;
 /// How long a host may take to hang up after a C2HTermReq.
 const CLOSE_LIMIT_NS: u64 = 2_000_000_000;
 
@@ -41,7 +41,9 @@ const CLOSE_LIMIT_NS: u64 = 2_000_000_000;
 pub(super) enum Life {
     Open,
     /// A C2HTermReq was sent; the host must hang up until then.
-    Leaving { until_ns: u64 },
+    Leaving {
+        until_ns: u64,
+    },
     Draining,
 }
 
@@ -61,15 +63,15 @@ pub(super) struct Conn {
     /// omitted.
     pub no_flow_control: bool,
     pub life: Life,
-    /// Restrictions of its host ([`super::gate`]).
-    pub gate: u8,
+    /// Restrictions of its host ([`super::restrictions`]).
+    pub restrictions: u8,
     pub slots: Slots,
     pub rx: Rx,
     pub tx: Tx,
     pub in_flight: u32,
     pub parts: Parts,
     pub pairs: Pairs,
-    pub held: ConnectionCharge,
+    pub charge: ConnectionCharge,
     /// Commands taken, including the Connect.
     pub number: u64,
     /// Send when this many bytes are queued.
@@ -122,7 +124,7 @@ impl Conn {
         let number = u64::from(new.generation) << 32 | u64::from(new.index);
         let key = shared.frontend.key(number);
         Self {
-            held: ConnectionCharge::new(shared, new.lane),
+            charge: ConnectionCharge::new(shared, new.lane),
             index: new.index,
             generation: new.generation,
             socket: Socket::new(new.fd, new.socket, key),
@@ -136,7 +138,7 @@ impl Conn {
             lane: new.lane,
             no_flow_control: new.no_flow_control,
             life: Life::Open,
-            gate: 0,
+            restrictions: 0,
             slots: Slots::new(usize::from(new.entries)),
             rx: new.rx,
             tx: new.tx,
@@ -212,24 +214,28 @@ impl Conn {
 
     /// Takes a staging buffer, unless the connection's limit is reached.
     #[inline(always)]
-    pub(super) fn take_buffer(&mut self, core: &mut Core, len_bytes: u32) -> Option<StagingBuffer> {
+    pub(super) fn allocate_buffer(
+        &mut self,
+        core: &mut Core,
+        len_bytes: u32,
+    ) -> Option<StagingBuffer> {
         let len = u64::from(len_bytes);
-        let own_share = self.held.bytes == 0 || self.held.bytes + len <= MAX_HELD_BYTES;
-        if !own_share || !self.held.may_take(len_bytes, &core.staging) {
+        let own_share = self.charge.bytes == 0 || self.charge.bytes + len <= MAX_CHARGED_BYTES;
+        if !own_share || !self.charge.may_take(len_bytes, &core.staging) {
             return None;
         }
-        let Some(buffer) = core.staging.take(len_bytes) else {
+        let Some(buffer) = core.staging.allocate(len_bytes) else {
             bump(&core.record().staging_waits, 1);
             return None;
         };
-        self.held.take(buffer.taken());
+        self.charge.add(buffer.taken());
         Some(buffer)
     }
 
     #[inline]
     pub(super) fn give_buffer(&mut self, core: &mut Core, buffer: StagingBuffer) {
-        self.held.give(buffer.taken());
-        core.staging.give(buffer);
+        self.charge.remove(buffer.taken());
+        core.staging.release(buffer);
     }
 
     fn sq_head(&self) -> u16 {
@@ -304,7 +310,7 @@ impl Conn {
         s.stage = SlotStage::Answering;
         let cid = s.cid;
         // Host data is held until the answer is sent: see `tx`.
-        let mut held = s.buffer.take();
+        let mut charge = s.buffer.take();
         self.count_ended(core, slot, status);
         let params = self.params;
         match buffer {
@@ -320,7 +326,7 @@ impl Conn {
                 };
                 let digest =
                     (params.data_digest).then(|| self.shared.digest(&buffer, data_bytes as usize));
-                let last = alone && digest.is_none() && held.is_none();
+                let last = alone && digest.is_none() && charge.is_none();
                 let ends = if last { slot } else { NONE };
                 self.push(ends, Some((buffer, data_bytes)), |out| {
                     tcp::put_c2h_data(out, &params, &header)
@@ -329,7 +335,7 @@ impl Conn {
                     return;
                 }
                 let cqe = self.cqe(cid, status, result);
-                self.push(slot, held.map(|h| (h, 0)), |out| {
+                self.push(slot, charge.map(|h| (h, 0)), |out| {
                     let at = digest.map_or(0, |digest| {
                         out[..DIGEST_BYTES].copy_from_slice(&digest.to_le_bytes());
                         DIGEST_BYTES
@@ -343,12 +349,12 @@ impl Conn {
             }
             other => {
                 if let Some(buffer) = other
-                    && let Some(second) = held.replace(buffer)
+                    && let Some(second) = charge.replace(buffer)
                 {
                     self.give_buffer(core, second);
                 }
                 let cqe = self.cqe(cid, status, result);
-                self.push(slot, held.map(|h| (h, 0)), |out| {
+                self.push(slot, charge.map(|h| (h, 0)), |out| {
                     tcp::put_capsule_resp(out, &params, &cqe)
                 });
             }
@@ -359,8 +365,8 @@ impl Conn {
     /// that wait for it.
     #[cold]
     pub(super) fn refuse(&mut self, core: &mut Core, slot: u16, status: Status) {
-        if core.carried.any() {
-            core.carried.refused(CommandRef::new(self.queue, slot));
+        if core.recovered.any() {
+            core.recovered.refused(CommandRef::new(self.queue, slot));
         }
         self.answer(core, slot, status, 0, None, 0);
     }
@@ -399,10 +405,10 @@ impl Conn {
         };
         let was_blocked = self.socket.blocked_since_ns != 0;
         let before = self.tx.queued_bytes();
-        let (slots, held, records) = (&mut self.slots, &mut self.held, &self.records);
+        let (slots, charge, records) = (&mut self.slots, &mut self.charge, &self.records);
         self.tx
             .flush(&self.shared.pool, records, fd, |slot, buffer| {
-                sent(core, slots, records, held, slot, buffer)
+                sent(core, slots, records, charge, slot, buffer)
             })?;
         if self.tx.blocked() {
             if !was_blocked || self.tx.queued_bytes() < before {
@@ -447,9 +453,9 @@ impl Conn {
     }
 
     pub(super) fn drop_pending(&mut self, core: &mut Core) {
-        core.carried.leave_spans();
+        core.recovered.leave_spans();
         while let Some(slot) = self.slots.first_waiting() {
-            self.slots.take_waiting();
+            self.slots.unlink_first_waiting();
             self.release(core, slot);
         }
         for slot in 0..self.entries {
@@ -486,7 +492,7 @@ impl Conn {
             .get(slot)
             .is_some_and(|s| s.stage == SlotStage::Receiving)
         {
-            self.held.answered();
+            self.charge.answered();
         }
         let buffer = self.slots.release(slot);
         self.records.end_command(slot);
@@ -514,12 +520,12 @@ impl Conn {
         kill_point!("close.withdrawn");
         self.rx.forget();
         self.drop_pending(core);
-        if self.in_flight > 0 || core.carried.any() {
-            core.carried.orphan(self.queue);
+        if self.in_flight > 0 || core.recovered.any() {
+            core.recovered.orphan(self.queue);
         }
-        let (slots, held, records) = (&mut self.slots, &mut self.held, &self.records);
+        let (slots, charge, records) = (&mut self.slots, &mut self.charge, &self.records);
         self.tx.abandon(&self.shared.pool, |slot, buffer| {
-            sent(core, slots, records, held, slot, buffer)
+            sent(core, slots, records, charge, slot, buffer)
         });
     }
 }
@@ -529,7 +535,7 @@ fn sent(
     core: &mut Core,
     slots: &mut Slots,
     records: &QueueRecords,
-    held: &mut ConnectionCharge,
+    charge: &mut ConnectionCharge,
     slot: u16,
     buffer: Option<StagingBuffer>,
 ) {
@@ -540,7 +546,7 @@ fn sent(
         records.end_command(slot);
     }
     if let Some(buffer) = buffer {
-        held.give(buffer.taken());
-        core.staging.give(buffer);
+        charge.remove(buffer.taken());
+        core.staging.release(buffer);
     }
 }

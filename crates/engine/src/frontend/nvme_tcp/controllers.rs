@@ -28,7 +28,9 @@ use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 pub(super) enum Quiesce {
     No,
     /// I/O queues are closed; the core still has their commands. A shutdown flushes afterwards.
-    Draining { flush: bool },
+    Draining {
+        flush: bool,
+    },
     Flushing,
 }
 
@@ -144,7 +146,7 @@ impl Attached {
     }
 
     /// Informs the host if its discovery list changed.
-    pub(super) fn look_at_list(&mut self) {
+    pub(super) fn poll_list(&mut self) {
         if self.exports.is_some() {
             let generation = self.discovery_list().generation();
             self.controller.discovery_is(generation);
@@ -342,12 +344,12 @@ impl Controllers {
     }
 }
 
-pub(super) fn take_controller_slot(region: &Region) -> Option<u32> {
+pub(super) fn claim_controller_slot(region: &Region) -> Option<u32> {
     let free = |r: &ControllerRecord| r.used.compare_exchange(0, 1, AcqRel, Acquire).is_ok();
     region.controllers().iter().position(free).map(|i| i as u32)
 }
 
-pub(super) fn take_queue_slot(region: &Region) -> Option<u32> {
+pub(super) fn claim_queue_slot(region: &Region) -> Option<u32> {
     region
         .queues()
         .iter()

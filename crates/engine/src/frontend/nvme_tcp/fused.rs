@@ -11,7 +11,7 @@
 use super::TcpTurn;
 use super::command::{self, Capsule, Judged};
 use super::conn::Conn;
-use super::gate;
+use super::restrictions;
 use super::rx::Stop;
 use super::slots::{NONE, SlotStage, Work};
 use crate::core::{CommandRef, Core, DoneIo, Expected, IoOp, NewIo, Owner};
@@ -47,14 +47,19 @@ impl Pairs {
 
     /// For a successor: `halves` are the unanswered fused commands in order (number, slot, FUSE);
     /// `number` is the queue's.
-    pub(super) fn inherit(&mut self, gate: &mut u8, halves: &[(u64, u16, u8)], number: u64) {
+    pub(super) fn inherit(
+        &mut self,
+        restrictions: &mut u8,
+        halves: &[(u64, u16, u8)],
+        number: u64,
+    ) {
         let mut last = (0, NONE);
         for &(at, slot, fuse) in halves {
             match fuse {
                 FUSE_FIRST => {
                     last = (at, slot);
                     if at == number {
-                        self.open(gate, Open::Taken(slot));
+                        self.open(restrictions, Open::Taken(slot));
                     } else {
                         // Until its second is found.
                         self.doomed.push((slot, Status::ABORTED_MISSING_FUSED));
@@ -69,13 +74,13 @@ impl Pairs {
         }
     }
 
-    fn open(&mut self, gate: &mut u8, open: Open) {
+    fn open(&mut self, restrictions: &mut u8, open: Open) {
         self.open = open;
-        *gate |= PAIRING;
+        *restrictions |= PAIRING;
     }
 
-    fn close(&mut self, gate: &mut u8) -> Open {
-        *gate &= !PAIRING;
+    fn close(&mut self, restrictions: &mut u8) -> Open {
+        *restrictions &= !PAIRING;
         std::mem::take(&mut self.open)
     }
 
@@ -91,7 +96,7 @@ impl Conn {
         if sqe.fuse() == FUSE_SECOND {
             return;
         }
-        if let Open::Taken(first) = self.pairs.close(&mut self.gate) {
+        if let Open::Taken(first) = self.pairs.close(&mut self.restrictions) {
             self.end_half(core, first, Status::ABORTED_MISSING_FUSED);
         }
     }
@@ -253,14 +258,14 @@ impl Conn {
         self.answer(core, slot, of_second, 0, done.buffer, 0);
         // From here on no successor repeats it.
         self.publish();
-        core.carried
+        core.recovered
             .pair_answered(CommandRef::new(self.queue, slot));
     }
 }
 
 /// [`Capsule::judge`] for a fused command, or one of a dead engine.
 pub(super) fn judge(conn: &Conn, core: &Core, capsule: &Capsule<'_>) -> Result<Judged, Status> {
-    if let Some(status) = gate::refusal(conn.gate, capsule.sqe) {
+    if let Some(status) = restrictions::refusal(conn.restrictions, capsule.sqe) {
         return Err(status);
     }
     let geometry = command::geometry(conn, core)?;
@@ -318,7 +323,7 @@ fn fit(first: &Work, second: &Work) -> bool {
 
 /// `Err`: why the stream must stop; then nothing was taken.
 #[cold]
-pub(super) fn take(
+pub(super) fn receive_half(
     conn: &mut Conn,
     turn: &mut TcpTurn<'_>,
     slot: u16,
@@ -329,11 +334,11 @@ pub(super) fn take(
         FUSE_FIRST => match judged {
             Ok(judged) => {
                 command::accept(conn, turn, slot, capsule, judged)?;
-                conn.pairs.open(&mut conn.gate, Open::Taken(slot));
+                conn.pairs.open(&mut conn.restrictions, Open::Taken(slot));
             }
             Err(status) => {
                 command::refuse(conn, turn, slot, capsule, status);
-                conn.pairs.open(&mut conn.gate, Open::Refused);
+                conn.pairs.open(&mut conn.restrictions, Open::Refused);
             }
         },
         FUSE_SECOND => {
@@ -343,7 +348,7 @@ pub(super) fn take(
                     return Ok(());
                 }
                 (Open::Refused, _) => {
-                    conn.pairs.close(&mut conn.gate);
+                    conn.pairs.close(&mut conn.restrictions);
                     command::refuse(conn, turn, slot, capsule, Status::ABORTED_FAILED_FUSED);
                     return Ok(());
                 }
@@ -367,10 +372,10 @@ pub(super) fn take(
                         conn.pairs.pairs.pop();
                         return Err(stop);
                     }
-                    conn.pairs.close(&mut conn.gate);
+                    conn.pairs.close(&mut conn.restrictions);
                 }
                 Err(status) => {
-                    conn.pairs.close(&mut conn.gate);
+                    conn.pairs.close(&mut conn.restrictions);
                     conn.end_half(turn.core, first, of_first);
                     command::refuse(conn, turn, slot, capsule, status);
                 }

@@ -56,7 +56,7 @@ pub(super) struct Waiting {
 
 impl NvmeTcp {
     pub(crate) fn inherit(&mut self, core: &mut Core, part: InheritedPart) {
-        core.carried.carry(&part.carried);
+        core.recovered.recover(&part.recovered);
         let controllers: Vec<u32> = (part.controllers.into_iter())
             .map(|controller| self.inherit_controller(controller))
             .collect();
@@ -88,7 +88,7 @@ impl NvmeTcp {
         }
         self.refuse_waiting(core, Status::RESERVATION_CONFLICT.with_dnr());
         for controller in controllers {
-            self.look_at_controller(core, controller);
+            self.poll_controller(core, controller);
         }
         for index in 0..self.conns.len() {
             self.mark_dirty(index as u32);
@@ -147,7 +147,7 @@ impl NvmeTcp {
         let (index, generation) = self.next_place();
         let sent = (inherited.published, inherited.skip_bytes);
         let list = List::new(inherited.list, shared.region);
-        let (tx, held) = inherit_tx(&shared, list, inherited.items, sent);
+        let (tx, charge) = inherit_tx(&shared, list, inherited.items, sent);
         let kept = Kept {
             which: 0,
             bytes: inherited.kept_bytes,
@@ -177,8 +177,8 @@ impl NvmeTcp {
                 tx,
             },
         ));
-        for taken in held {
-            conn.held.take(taken);
+        for taken in charge {
+            conn.charge.add(taken);
         }
         let mut sound = true;
         let halves: Vec<(u64, u16, u8)> = (inherited.commands.iter())
@@ -192,7 +192,7 @@ impl NvmeTcp {
             }
         }
         conn.pairs
-            .inherit(&mut conn.gate, &halves, inherited.number);
+            .inherit(&mut conn.restrictions, &halves, inherited.number);
         if let Some(data) = data {
             let (rx, of) = conn.inbound();
             sound &= rx.inherit_data(of, &data, inherited.taken);
@@ -244,7 +244,7 @@ impl NvmeTcp {
     }
 
     /// Continues a controller's reset or shutdown, and sends pending events.
-    fn look_at_controller(&mut self, core: &mut Core, index: u32) {
+    fn poll_controller(&mut self, core: &mut Core, index: u32) {
         let Some(attached) = self.controllers.get_mut(index) else {
             return;
         };
@@ -259,7 +259,7 @@ impl NvmeTcp {
             attached.blocks = blocks;
             attached.controller.namespace_changed(command::NSID);
         }
-        attached.look_at_list();
+        attached.poll_list();
         admin.deliver_events(core, attached);
         let (cc, csts) = (attached.controller.cc(), attached.controller.csts());
         attached.quiesce = if csts.shst() == 1 {
@@ -292,9 +292,9 @@ fn inherit_command(
         ..
     } = inherited;
     if let Some(buffer) = &buffer {
-        conn.held.take(buffer.taken());
+        conn.charge.add(buffer.taken());
     }
-    if conn.slots.take_at(slot, sqe.cid(), taken_ns).is_err() {
+    if conn.slots.claim_at(slot, sqe.cid(), taken_ns).is_err() {
         if let Some(buffer) = buffer {
             conn.give_buffer(core, buffer);
         }
@@ -321,7 +321,7 @@ fn inherit_command(
                     conn.parts.inherit(slot, dwords, r2ts);
                 }
             }
-            conn.held.asked();
+            conn.charge.asked();
             let work = work(conn, core, slot, &sqe);
             conn.slots.get_mut(slot)?.work = work?;
         }
@@ -344,16 +344,16 @@ fn inherit_tx(
     items: Vec<(region::Item, Option<StagingBuffer>)>,
     (published, skip_bytes): (u64, u64),
 ) -> (Tx, Vec<Taken>) {
-    let mut held = Vec::new();
+    let mut charge = Vec::new();
     for (item, buffer) in items {
-        held.extend(buffer.as_ref().map(|b| b.taken()));
+        charge.extend(buffer.as_ref().map(|b| b.taken()));
         list.items.push_back(Item::inherited(&item, buffer));
     }
     if list.items.is_empty() {
         shared.pool.borrow_mut().give_list(list);
-        (Tx::new(published), held)
+        (Tx::new(published), charge)
     } else {
-        (Tx::inherit(list, published, skip_bytes as usize), held)
+        (Tx::inherit(list, published, skip_bytes as usize), charge)
     }
 }
 

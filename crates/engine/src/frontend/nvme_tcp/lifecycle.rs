@@ -18,7 +18,7 @@ use forebay_xlate::kill_point;
 use std::collections::BTreeSet;
 
 /// Receives before a connection counts as late: more than a socket holds.
-const LOOKS: u32 = 32;
+const POLLS: u32 = 32;
 
 /// Discovery controllers per turn whose lists are checked: each list scans all exports.
 pub(super) const LISTS_A_TURN: u32 = 1;
@@ -92,7 +92,7 @@ impl NvmeTcp {
         }
         let Some(conn) = place.take() else { return };
         debug_assert_eq!(
-            (conn.slots.used(), conn.held.bytes, conn.held.receiving),
+            (conn.slots.used(), conn.charge.bytes, conn.charge.receiving),
             (0, 0, 0)
         );
         conn.records.free(conn.slots.all().count());
@@ -247,7 +247,7 @@ impl NvmeTcp {
                 }
                 (conn.socket.blocked_since_ns > 0
                     && past(conn.socket.blocked_since_ns, BLOCKED_LIMIT_NS))
-                    || (conn.held.receiving > 0
+                    || (conn.charge.receiving > 0
                         && conn
                             .slots
                             .oldest_asked_ns()
@@ -256,9 +256,9 @@ impl NvmeTcp {
         }
     }
 
-    /// Reads a socket until it is empty, with at most [`LOOKS`] receives.
-    pub(super) fn look_at_socket(&mut self, core: &mut Core, index: u32) {
-        for _ in 0..LOOKS {
+    /// Reads a socket until it is empty, with at most [`POLLS`] receives.
+    pub(super) fn poll_socket(&mut self, core: &mut Core, index: u32) {
+        for _ in 0..POLLS {
             let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
                 return;
             };
@@ -297,35 +297,35 @@ impl NvmeTcp {
         left
     }
 
-    /// Informs hosts whose discovery list changed, a few per turn ([`NvmeTcp::look_at_lists`]).
+    /// Informs hosts whose discovery list changed, a few per turn ([`NvmeTcp::poll_lists`]).
     pub(crate) fn discovery_changed(&mut self) {
         self.lists_left = self.controllers.places();
     }
 
-    pub(super) fn look_at_lists(&mut self, core: &mut Core) {
-        let mut told = Vec::new();
-        let mut looked = 0;
-        while self.lists_left > 0 && looked < LISTS_A_TURN {
+    pub(super) fn poll_lists(&mut self, core: &mut Core) {
+        let mut reported = Vec::new();
+        let mut checked = 0;
+        while self.lists_left > 0 && checked < LISTS_A_TURN {
             self.lists_left -= 1;
             self.list_at = (self.list_at + 1) % self.controllers.places().max(1);
             let attached = self.controllers.get_mut(self.list_at);
             let Some(attached) = attached.filter(|a| a.exports.is_some()) else {
                 continue;
             };
-            looked += 1;
-            attached.look_at_list();
+            checked += 1;
+            attached.poll_list();
             if let Some(admin) = attached.admin
                 && let Some(Some(conn)) = self.conns.get_mut(admin as usize)
             {
                 conn.deliver_events(core, attached);
-                told.push(admin);
+                reported.push(admin);
             }
         }
-        self.finish(core, &[], &told);
+        self.finish(core, &[], &reported);
     }
 
-    pub(super) fn finish(&mut self, core: &mut Core, unwelcome: &[u32], told: &[u32]) {
-        for index in told {
+    pub(super) fn finish(&mut self, core: &mut Core, unwelcome: &[u32], reported: &[u32]) {
+        for index in reported {
             self.send(core, *index);
         }
         for index in unwelcome {

@@ -6,9 +6,9 @@
 //! access control ([`crate::listener`]).
 
 use super::conn::{Conn, Life, NewConn};
-use super::controllers::{Attached, Quiesce, take_controller_slot, take_queue_slot};
-use super::gate;
+use super::controllers::{Attached, Quiesce, claim_controller_slot, claim_queue_slot};
 use super::record::{self, QueueRecords};
+use super::restrictions;
 use super::rx::Rx;
 use super::tx::Tx;
 use super::{IN_CAPSULE_BYTES, MAX_IO_ENTRIES, NvmeTcp, controller_config, lose_the_vanished};
@@ -156,7 +156,7 @@ impl NvmeTcp {
                 (config, Some(index), Some(*export))
             }
         };
-        let slot = take_controller_slot(self.shared.region).ok_or_else(Refusal::busy)?;
+        let slot = claim_controller_slot(self.shared.region).ok_or_else(Refusal::busy)?;
         let mut attached = Attached {
             controller: Controller::new(config, connect, core.now_ns()),
             association,
@@ -180,7 +180,7 @@ impl NvmeTcp {
             attached.controller.skip_notices(&lane.reservations);
         }
         attached.learn(core, &self.ports);
-        attached.look_at_list();
+        attached.poll_list();
         attached.record(self.shared.region);
         let entries = connect.entries;
         let no_flow_control = connect.disable_sq_flow_control;
@@ -242,7 +242,7 @@ impl NvmeTcp {
 
     fn reserve_queue(&self) -> Result<(QueueRecords, Keep), Refusal> {
         let shared = &self.shared;
-        let queue = take_queue_slot(shared.region).ok_or_else(Refusal::busy)?;
+        let queue = claim_queue_slot(shared.region).ok_or_else(Refusal::busy)?;
         let records = QueueRecords::new(shared.region, queue, self.reactor);
         let records = records.ok_or_else(Refusal::busy)?;
         // There are as many of these as queues.
@@ -349,7 +349,8 @@ impl NvmeTcp {
     }
 
     pub(super) fn seat(&mut self, core: &Core, mut conn: Box<Conn>) {
-        conn.gate |= gate::gate_of_new(core, &self.controllers, conn.controller);
+        conn.restrictions |=
+            restrictions::restrictions_of_new(core, &self.controllers, conn.controller);
         if let Some(lane) = conn.lane.and_then(|l| core.lane(l)) {
             bump(&lane.record().connections, 1);
         }

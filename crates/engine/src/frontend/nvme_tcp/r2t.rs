@@ -125,7 +125,7 @@ impl Parts {
 
 /// Asks the host for a command's data, which has a staging buffer (TCP 3.3.2.2).
 pub(super) fn ask(conn: &mut Conn, core: &Core, slot: u16) {
-    conn.held.asked();
+    conn.charge.asked();
     let Some(s) = conn.slots.get_mut(slot) else {
         return;
     };

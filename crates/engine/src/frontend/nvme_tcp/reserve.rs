@@ -10,7 +10,7 @@
 
 use super::NvmeTcp;
 use super::conn::Conn;
-use super::gate;
+use super::restrictions;
 use super::slots::{NONE, SlotStage, Work};
 use crate::core::{Core, Drain, Owner};
 use crate::frontend::Frontend;
@@ -231,10 +231,10 @@ impl NvmeTcp {
         core.lanes.set_reservations(volume, state);
         self.volume_changed(core, volume);
         let (conns, frontend) = (&self.conns, self.shared.frontend);
-        let machines_may = state.access_of_strangers();
+        let vm_access = state.access_of_strangers();
         let drain = Drain::begin(core, volume, status, |owner, op| {
             if owner.frontend != frontend {
-                return !op.is_let_by(&machines_may);
+                return !op.is_let_by(&vm_access);
             }
             if owner.slot == NONE {
                 // A shutdown's own flush changes nothing that others see.
@@ -247,7 +247,8 @@ impl NvmeTcp {
                     Some(Work::DurableRead(op)) => op,
                     _ => op,
                 };
-                conn.generation == owner.conn_generation && gate::keeps_out(conn.gate, op)
+                conn.generation == owner.conn_generation
+                    && restrictions::keeps_out(conn.restrictions, op)
             })
         });
         self.refuse_waiting(core, status);
@@ -257,7 +258,7 @@ impl NvmeTcp {
     pub(super) fn refuse_waiting(&mut self, core: &mut Core, status: Status) {
         for index in 0..self.conns.len() {
             if let Some(Some(conn)) = self.conns.get_mut(index)
-                && conn.gate != 0
+                && conn.restrictions != 0
                 && conn.is_open()
                 && conn.refuse_kept_out(core, status)
             {
@@ -276,14 +277,14 @@ impl Conn {
                 | Work::DurableRead(op)
                 | Work::Compare(op)
                 | Work::First { op, .. }
-                | Work::Second(op) => gate::keeps_out(conn.gate, op),
+                | Work::Second(op) => restrictions::keeps_out(conn.restrictions, op),
                 _ => false,
             })
         };
         let mut any = false;
         let mut waiting = Vec::new();
         while let Some(slot) = self.slots.first_waiting() {
-            self.slots.take_waiting();
+            self.slots.unlink_first_waiting();
             waiting.push(slot);
         }
         for slot in waiting {

@@ -77,7 +77,10 @@ pub(super) enum Received {
     Nothing,
     /// A range of the reactor's buffer, kept bytes included. Empty if all were data that is in
     /// place.
-    Bytes { from: usize, to: usize },
+    Bytes {
+        from: usize,
+        to: usize,
+    },
     Ended,
 }
 
@@ -259,7 +262,7 @@ impl Rx {
         }
     }
 
-    /// Keeps the bytes that [`take`] left.
+    /// Keeps the bytes that [`receive`] left.
     pub(super) fn keep(&mut self, records: &QueueRecords, rest: &[u8]) {
         let rx = self;
         if !rest.is_empty() {
@@ -421,7 +424,7 @@ fn direct(expect: &Expect) -> Option<(u16, u32)> {
 
 /// Takes PDUs from `bytes`; returns how many bytes were taken, and why it stopped. Blame is already
 /// set to the stream; a command's record narrows it (`Region::blamed`).
-pub(super) fn take(conn: &mut Conn, turn: &mut TcpTurn<'_>, bytes: &[u8]) -> (usize, Stop) {
+pub(super) fn parse(conn: &mut Conn, turn: &mut TcpTurn<'_>, bytes: &[u8]) -> (usize, Stop) {
     let mut at = 0;
     let mut commands = 0;
     conn.rx.stalled = false;
@@ -473,8 +476,8 @@ pub(super) fn take(conn: &mut Conn, turn: &mut TcpTurn<'_>, bytes: &[u8]) -> (us
                         };
                         let capsule = capsule_of(sqe, pdu, &frame, conn.rx.at);
                         let taken = match conn.qid {
-                            0 => admin::take(conn, turn, &capsule),
-                            _ => command::take(conn, turn, &capsule),
+                            0 => admin::receive(conn, turn, &capsule),
+                            _ => command::receive(conn, turn, &capsule),
                         };
                         if let Err(stop) = taken {
                             conn.rx.stalled = stop == Stop::Stalled;
@@ -552,7 +555,7 @@ fn data_pdu_ended(conn: &mut Conn, turn: &mut TcpTurn<'_>, slot: u16) -> Result<
     }
     conn.records.data_complete(slot);
     conn.records.blame(slot);
-    conn.held.answered();
+    conn.charge.answered();
     if conn.qid == 0 {
         admin::data_complete(conn, turn, slot);
     } else {

@@ -15,13 +15,13 @@ impl NvmeTcp {
                 any = true;
                 core.clock.stamp();
             }
-            self.take_done(core, done);
+            self.handle_done(core, done);
         }
         any
     }
 
     #[inline]
-    fn take_done(&mut self, core: &mut Core, done: DoneIo) {
+    fn handle_done(&mut self, core: &mut Core, done: DoneIo) {
         let index = done.owner.conn;
         let conn = self
             .conns
@@ -29,7 +29,7 @@ impl NvmeTcp {
             .and_then(Option::as_deref_mut);
         let Some(conn) = conn.filter(|c| c.generation == done.owner.conn_generation) else {
             if let Some(buffer) = done.buffer {
-                core.staging.give(buffer);
+                core.staging.release(buffer);
             }
             return;
         };
@@ -57,7 +57,7 @@ impl NvmeTcp {
             if let Some(buffer) = done.buffer {
                 conn.give_buffer(core, buffer);
             }
-            core.carried
+            core.recovered
                 .pair_answered(CommandRef::new(conn.queue, done.owner.slot));
             conn.release(core, done.owner.slot);
         }

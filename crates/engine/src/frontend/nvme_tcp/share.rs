@@ -35,7 +35,7 @@ pub(super) struct Use {
 
 impl Use {
     #[inline]
-    fn take(&self, taken: Taken) {
+    fn charge(&self, taken: Taken) {
         self.bytes.set(self.bytes.get() + taken.bytes);
         if let Some(buffers) = self.buffers.get(taken.class) {
             buffers.set(buffers.get() + 1);
@@ -43,7 +43,7 @@ impl Use {
     }
 
     #[inline]
-    fn give(&self, taken: Taken) {
+    fn release(&self, taken: Taken) {
         self.bytes.set(self.bytes.get() - taken.bytes);
         if let Some(buffers) = self.buffers.get(taken.class) {
             buffers.set(buffers.get() - 1);
@@ -155,11 +155,11 @@ impl ConnectionCharge {
         let Some((next, left)) = staging.next_for(len_bytes) else {
             return true;
         };
-        let held = self.lane.own.bytes.get();
+        let charge = self.lane.own.bytes.get();
         let all = self.tenant().unwrap_or(&self.lane.own);
         let lanes = u64::from(self.shared.lanes_holding.get());
         let buffers = all.buffers.get(next.class).map_or(0, Cell::get);
-        (held == 0 || held + next.bytes <= (SHARED_BYTES / (lanes + 1)).max(LEAST_BYTES))
+        (charge == 0 || charge + next.bytes <= (SHARED_BYTES / (lanes + 1)).max(LEAST_BYTES))
             && (all.bytes.get() + next.bytes <= LEAST_BYTES || (buffers as usize) < left)
     }
 
@@ -186,25 +186,25 @@ impl ConnectionCharge {
     }
 
     #[inline]
-    pub(super) fn take(&mut self, taken: Taken) {
+    pub(super) fn add(&mut self, taken: Taken) {
         if self.lane.own.bytes.get() == 0 {
             self.shared
                 .lanes_holding
                 .set(self.shared.lanes_holding.get() + 1);
         }
         self.bytes += taken.bytes;
-        self.lane.own.take(taken);
+        self.lane.own.charge(taken);
         if let Some(tenant) = self.tenant() {
-            tenant.take(taken);
+            tenant.charge(taken);
         }
     }
 
     #[inline]
-    pub(super) fn give(&mut self, taken: Taken) {
+    pub(super) fn remove(&mut self, taken: Taken) {
         self.bytes -= taken.bytes;
-        self.lane.own.give(taken);
+        self.lane.own.release(taken);
         if let Some(tenant) = self.tenant() {
-            tenant.give(taken);
+            tenant.release(taken);
         }
         if self.lane.own.bytes.get() == 0 {
             self.shared
@@ -266,25 +266,25 @@ mod tests {
     }
 
     impl Rig {
-        fn fill_with(&mut self, held: &mut ConnectionCharge, len_bytes: u32) -> usize {
+        fn fill_with(&mut self, charge: &mut ConnectionCharge, len_bytes: u32) -> usize {
             let before = self.taken.len();
-            while held.may_take(len_bytes, &self.staging)
-                && let Some(buffer) = self.staging.take(len_bytes)
+            while charge.may_take(len_bytes, &self.staging)
+                && let Some(buffer) = self.staging.allocate(len_bytes)
             {
-                held.take(buffer.taken());
+                charge.add(buffer.taken());
                 self.taken.push(buffer);
             }
             self.taken.len() - before
         }
 
         fn lane(&self, lane: u32, tenant: Option<u32>) -> ConnectionCharge {
-            let held = ConnectionCharge::new(&self.shared, Some(LaneIndex(lane)));
-            self.shared.give_to(&held.lane, tenant);
-            held
+            let charge = ConnectionCharge::new(&self.shared, Some(LaneIndex(lane)));
+            self.shared.give_to(&charge.lane, tenant);
+            charge
         }
 
-        fn may_take(&self, held: &ConnectionCharge) -> bool {
-            held.may_take(MAX_TRANSFER_BYTES, &self.staging)
+        fn may_take(&self, charge: &ConnectionCharge) -> bool {
+            charge.may_take(MAX_TRANSFER_BYTES, &self.staging)
         }
 
         fn of(&self, tenant: u32) -> (u64, u32) {
@@ -299,16 +299,16 @@ mod tests {
             sum
         }
 
-        fn fill(&mut self, held: &mut ConnectionCharge) -> u64 {
-            self.fill_with(held, MAX_TRANSFER_BYTES);
-            held.bytes
+        fn fill(&mut self, charge: &mut ConnectionCharge) -> u64 {
+            self.fill_with(charge, MAX_TRANSFER_BYTES);
+            charge.bytes
         }
 
-        fn empty(&mut self, held: &mut ConnectionCharge) {
-            while held.bytes > 0 {
+        fn empty(&mut self, charge: &mut ConnectionCharge) {
+            while charge.bytes > 0 {
                 let buffer = self.taken.pop().unwrap();
-                held.give(buffer.taken());
-                self.staging.give(buffer);
+                charge.remove(buffer.taken());
+                self.staging.release(buffer);
             }
         }
     }
@@ -342,17 +342,17 @@ mod tests {
                 let left = rig.staging.next_for(many).unwrap().1;
                 let mut sum = 0;
                 for lane in 0..100 {
-                    let mut held = rig.lane(100 * tenant + lane, Some(tenant));
-                    sum += rig.fill_with(&mut held, many);
-                    lanes.push(held);
+                    let mut charge = rig.lane(100 * tenant + lane, Some(tenant));
+                    sum += rig.fill_with(&mut charge, many);
+                    lanes.push(charge);
                 }
                 assert_eq!(sum, left / 2, "{many}: {tenant}");
             }
             let all = rig.staging.next_for(few).unwrap();
             assert_eq!(all.1, if few > many { 64 } else { 2048 });
             for tenant in [7, 9] {
-                let mut held = rig.lane(1000 + tenant, Some(tenant));
-                assert!(rig.fill_with(&mut held, few) > 0, "{tenant}");
+                let mut charge = rig.lane(1000 + tenant, Some(tenant));
+                assert!(rig.fill_with(&mut charge, few) > 0, "{tenant}");
             }
         }
     }
@@ -362,14 +362,14 @@ mod tests {
     #[test]
     fn what_comes_in_capsules_leaves_as_much_to_others() {
         let mut rig = rig();
-        let fill = |rig: &mut Rig, held: &mut ConnectionCharge| {
+        let fill = |rig: &mut Rig, charge: &mut ConnectionCharge| {
             let mut sum = 0;
-            while let Some(buffer) = rig.staging.take(512) {
-                if !held.may_have(buffer.taken(), &rig.staging) {
-                    rig.staging.give(buffer);
+            while let Some(buffer) = rig.staging.allocate(512) {
+                if !charge.may_have(buffer.taken(), &rig.staging) {
+                    rig.staging.release(buffer);
                     break;
                 }
-                held.take(buffer.taken());
+                charge.add(buffer.taken());
                 rig.taken.push(buffer);
                 sum += 1;
             }
@@ -384,25 +384,25 @@ mod tests {
         assert_eq!(fill(&mut rig, &mut greedy[2]), 1);
         let mut other = rig.lane(10, Some(8));
         assert_eq!(fill(&mut rig, &mut other), 512);
-        for held in &mut greedy[..2] {
-            held.answered();
+        for charge in &mut greedy[..2] {
+            charge.answered();
         }
     }
 
     #[test]
     fn what_is_taken_is_what_comes_back() {
         let mut rig = rig();
-        let mut held = rig.lane(1, Some(7));
-        let own = rig.staging.take(512).unwrap();
-        held.take(own.taken());
-        assert_eq!(held.bytes, 4096);
+        let mut charge = rig.lane(1, Some(7));
+        let own = rig.staging.allocate(512).unwrap();
+        charge.add(own.taken());
+        assert_eq!(charge.bytes, 4096);
         let mut zeros = rig.staging.zeros(512).unwrap();
         zeros.counts_as(&own);
-        rig.staging.give(own);
+        rig.staging.release(own);
         assert!(zeros.is_zeros());
-        held.give(zeros.taken());
-        let all = &held.lane.own;
-        assert_eq!((held.bytes, all.buffers[0].get()), (0, 0));
+        charge.remove(zeros.taken());
+        let all = &charge.lane.own;
+        assert_eq!((charge.bytes, all.buffers[0].get()), (0, 0));
     }
 
     /// A tenant with one lane has no sum; it appears with the second lane.
@@ -410,19 +410,19 @@ mod tests {
     fn what_a_lane_held_alone_counts_with_its_tenants_others() {
         let mut rig = rig();
         let mut first = rig.lane(1, Some(7));
-        let held = rig.fill(&mut first);
+        let charge = rig.fill(&mut first);
         first.asked();
         assert_eq!(rig.of(7), (SHARED_BYTES / 2, 1));
         let mut second = rig.lane(2, Some(7));
-        assert_eq!((rig.fill(&mut second), rig.of(7)), (0, (held, 1)));
+        assert_eq!((rig.fill(&mut second), rig.of(7)), (0, (charge, 1)));
         // Moved to another tenant, a lane uses that one's limit, and brings its use back.
         rig.shared.give_to(&second.lane, Some(8));
         let more = rig.fill(&mut second);
         assert!(more > 0 && !rig.may_take(&first));
         let left = rig.shared.tenants[7].bytes.get();
-        assert_eq!((left, rig.of(8)), (held, (more, 0)));
+        assert_eq!((left, rig.of(8)), (charge, (more, 0)));
         rig.shared.give_to(&second.lane, Some(7));
-        assert_eq!(rig.of(7), (held + more, 1));
+        assert_eq!(rig.of(7), (charge + more, 1));
         rig.shared.give_to(&first.lane, None);
         rig.shared.give_to(&second.lane, None);
         assert_eq!(rig.of(7), (0, 0));
@@ -436,10 +436,10 @@ mod tests {
         let mut rig = rig();
         let mut greedy: Vec<ConnectionCharge> =
             (0..100).map(|lane| rig.lane(lane, Some(7))).collect();
-        for held in &mut greedy {
-            rig.fill(held);
-            while held.may_ask() {
-                held.asked();
+        for charge in &mut greedy {
+            rig.fill(charge);
+            while charge.may_ask() {
+                charge.asked();
             }
         }
         assert_eq!(rig.of(7), (SHARED_BYTES / 2, MAX_R2TS / 2));
@@ -450,13 +450,13 @@ mod tests {
         // A volume moves to another tenant with its use.
         let (bytes, r2ts) = rig.of(7);
         rig.shared.give_to(&greedy[0].lane, Some(9));
-        let (held, asked) = rig.of(9);
-        assert!(held > 0 && asked > 0);
-        assert_eq!(rig.of(7), (bytes - held, r2ts - asked));
-        for held in &mut greedy {
-            rig.empty(held);
-            while held.lane.own.r2ts.get() > 0 {
-                held.answered();
+        let (charge, asked) = rig.of(9);
+        assert!(charge > 0 && asked > 0);
+        assert_eq!(rig.of(7), (bytes - charge, r2ts - asked));
+        for charge in &mut greedy {
+            rig.empty(charge);
+            while charge.lane.own.r2ts.get() > 0 {
+                charge.answered();
             }
         }
         assert_eq!((rig.of(7), rig.of(9)), ((0, 0), (0, 0)));

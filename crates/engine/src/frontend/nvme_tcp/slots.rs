@@ -172,7 +172,7 @@ impl Slots {
     }
 
     #[inline]
-    pub(super) fn take(&mut self, cid: u16, now_ns: u64) -> Result<u16, NoSlot> {
+    pub(super) fn claim(&mut self, cid: u16, now_ns: u64) -> Result<u16, NoSlot> {
         let slot = match self.free {
             NONE if self.slots.len() < self.entries => self.slots.len() as u16,
             NONE => return Err(NoSlot::Full),
@@ -193,7 +193,7 @@ impl Slots {
         Ok(slot)
     }
 
-    pub(super) fn take_at(&mut self, slot: u16, cid: u16, taken_ns: u64) -> Result<(), NoSlot> {
+    pub(super) fn claim_at(&mut self, slot: u16, cid: u16, taken_ns: u64) -> Result<(), NoSlot> {
         if usize::from(slot) >= self.entries {
             return Err(NoSlot::Full);
         }
@@ -319,7 +319,7 @@ impl Slots {
         true
     }
 
-    pub(super) fn take_waiting(&mut self) {
+    pub(super) fn unlink_first_waiting(&mut self) {
         if let Some(s) = self.slots.get_mut(usize::from(self.first)) {
             s.stage = SlotStage::Taken;
             if self.ready == self.first {
@@ -340,24 +340,24 @@ mod tests {
     #[test]
     fn slots_are_bounded_and_wait_in_order() {
         let mut s = Slots::new(3);
-        let a = s.take(7, 0).unwrap();
-        assert_eq!(s.take(7, 0), Err(NoSlot::Conflict));
-        let b = s.take(8, 0).unwrap();
-        let c = s.take(9, 0).unwrap();
-        assert_eq!(s.take(10, 0), Err(NoSlot::Full));
+        let a = s.claim(7, 0).unwrap();
+        assert_eq!(s.claim(7, 0), Err(NoSlot::Conflict));
+        let b = s.claim(8, 0).unwrap();
+        let c = s.claim(9, 0).unwrap();
+        assert_eq!(s.claim(10, 0), Err(NoSlot::Full));
         for slot in [b, a, c] {
             s.wait(slot);
         }
         for slot in [b, a, c] {
             assert_eq!(s.first_waiting(), Some(slot));
-            s.take_waiting();
+            s.unlink_first_waiting();
             s.wait_first(slot);
             assert_eq!(s.first_waiting(), Some(slot));
-            s.take_waiting();
+            s.unlink_first_waiting();
             assert!(s.release(slot).is_none());
         }
         assert_eq!((s.first_waiting(), s.used()), (None, 0));
-        assert_eq!(s.take(7, 0), Ok(c), "the last freed is used first");
+        assert_eq!(s.claim(7, 0), Ok(c), "the last freed is used first");
         assert_eq!((s.by_cid(7), s.by_cid(8)), (Some(c), None));
         s.wait(c);
         assert_eq!(s.first_waiting(), Some(c));
@@ -366,19 +366,19 @@ mod tests {
     #[test]
     fn a_slot_is_had_again_by_its_command() {
         let mut s = Slots::new(5);
-        assert_eq!(s.take_at(3, 70, 9), Ok(()));
-        assert_eq!(s.take_at(3, 71, 9), Err(NoSlot::Conflict));
-        assert_eq!(s.take_at(1, 70, 9), Err(NoSlot::Conflict));
-        assert_eq!(s.take_at(5, 72, 9), Err(NoSlot::Full));
-        assert_eq!(s.take_at(0, 72, 9), Ok(()));
+        assert_eq!(s.claim_at(3, 70, 9), Ok(()));
+        assert_eq!(s.claim_at(3, 71, 9), Err(NoSlot::Conflict));
+        assert_eq!(s.claim_at(1, 70, 9), Err(NoSlot::Conflict));
+        assert_eq!(s.claim_at(5, 72, 9), Err(NoSlot::Full));
+        assert_eq!(s.claim_at(0, 72, 9), Ok(()));
         assert_eq!(
             (s.used(), s.by_cid(70), s.by_cid(72)),
             (2, Some(3), Some(0))
         );
-        let mut rest: Vec<u16> = (0..3).map(|cid| s.take(cid, 0).unwrap()).collect();
+        let mut rest: Vec<u16> = (0..3).map(|cid| s.claim(cid, 0).unwrap()).collect();
         rest.sort_unstable();
-        assert_eq!((rest, s.take(9, 0)), (vec![1, 2, 4], Err(NoSlot::Full)));
+        assert_eq!((rest, s.claim(9, 0)), (vec![1, 2, 4], Err(NoSlot::Full)));
         assert!(s.release(3).is_none());
-        assert_eq!(s.take(9, 0), Ok(3));
+        assert_eq!(s.claim(9, 0), Ok(3));
     }
 }

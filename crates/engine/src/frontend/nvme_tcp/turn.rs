@@ -40,7 +40,7 @@ impl Frontend for NvmeTcp {
             any |= self.reserve(core);
         }
         if self.lists_left > 0 {
-            self.look_at_lists(core);
+            self.poll_lists(core);
             any = true;
         }
         any |= self.send_all(core, beside);
@@ -107,7 +107,7 @@ impl Frontend for NvmeTcp {
                 Life::Leaving { until_ns } => Some(until_ns),
                 _ => None,
             };
-            let data = (c.held.receiving > 0)
+            let data = (c.charge.receiving > 0)
                 .then(|| c.slots.oldest_asked_ns())
                 .flatten()
                 .map(|t| t.saturating_add(DATA_LIMIT_NS));
@@ -133,7 +133,7 @@ impl Frontend for NvmeTcp {
         let now = core.now_ns();
         for index in 0..self.conns.len() {
             if self.is_late(index, now) {
-                self.look_at_socket(core, index as u32);
+                self.poll_socket(core, index as u32);
                 if self.is_late(index, now) {
                     self.close(core, index as u32);
                 }
@@ -148,7 +148,7 @@ impl Frontend for NvmeTcp {
             }
         }
         for admin in late {
-            self.look_at_socket(core, admin);
+            self.poll_socket(core, admin);
             let Some(Some(conn)) = self.conns.get(admin as usize) else {
                 continue;
             };
@@ -194,7 +194,7 @@ impl Frontend for NvmeTcp {
     fn export_changed(&mut self, core: &mut Core, export: ExportId) -> u32 {
         let mut unwelcome = Vec::new();
         let mut conns = Vec::new();
-        let mut told = Vec::new();
+        let mut reported = Vec::new();
         for (_, attached) in self
             .controllers
             .iter_mut()
@@ -218,11 +218,11 @@ impl Frontend for NvmeTcp {
                 attached.controller.namespace_changed(command::NSID);
                 if let Some(Some(conn)) = self.conns.get_mut(admin as usize) {
                     conn.deliver_events(core, attached);
-                    told.push(admin);
+                    reported.push(admin);
                 }
             }
         }
-        self.finish(core, &unwelcome, &told);
+        self.finish(core, &unwelcome, &reported);
         self.end_commands_of(core, &conns)
     }
 

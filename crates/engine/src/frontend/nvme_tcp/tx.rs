@@ -411,7 +411,7 @@ mod tests {
                 if *data == 0 {
                     tx.push(&pool, &records, i as u16, None, header);
                 } else {
-                    let mut buffer = staging.take(data + 1).unwrap();
+                    let mut buffer = staging.allocate(data + 1).unwrap();
                     buffer.as_mut_slice().fill(!(i as u8));
                     want.resize(want.len() + *data as usize, !(i as u8));
                     tx.push(&pool, &records, i as u16, Some((buffer, *data)), header);
@@ -424,7 +424,7 @@ mod tests {
                         assert_eq!(slot, ended);
                         ended += 1;
                         out -= usize::from(buffer.is_some());
-                        if let Some(b) = buffer { staging.give(b) }
+                        if let Some(b) = buffer { staging.release(b) }
                     }).unwrap();
                     if let Ok((_, n)) = recv(&b, &mut scrap[..], RecvFlags::DONTWAIT) {
                         got.extend_from_slice(&scrap[..n]);
@@ -447,7 +447,7 @@ mod tests {
             }
             while got.len() < want.len() {
                 tx.unblock();
-                tx.flush(&pool, &records, &a, |_, buffer| if let Some(b) = buffer { out -= 1; staging.give(b) }).unwrap();
+                tx.flush(&pool, &records, &a, |_, buffer| if let Some(b) = buffer { out -= 1; staging.release(b) }).unwrap();
                 while let Ok((_, n)) = recv(&b, &mut scrap[..], RecvFlags::DONTWAIT) {
                     got.extend_from_slice(&scrap[..n]);
                 }

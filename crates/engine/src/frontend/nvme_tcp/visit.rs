@@ -53,7 +53,7 @@ impl NvmeTcp {
         {
             conn.records.blame_stream();
             let kept = &keep.bytes(conn.rx.kept_in())[..conn.rx.kept()];
-            let (taken, _) = self.take(core, index, Some(kept), 0..0);
+            let (taken, _) = self.parse_received(core, index, Some(kept), 0..0);
             any |= taken > 0;
             let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
                 return true;
@@ -84,7 +84,7 @@ impl NvmeTcp {
             slots,
             parts,
             records,
-            held,
+            charge,
             ..
         } = &mut **conn;
         let of = Inbound {
@@ -92,7 +92,7 @@ impl NvmeTcp {
             parts,
             records,
         };
-        let received = rx.receive(socket.fd.as_deref(), of, held.receiving, &mut self.buffer);
+        let received = rx.receive(socket.fd.as_deref(), of, charge.receiving, &mut self.buffer);
         let (from, to) = match received {
             Received::Nothing => {
                 conn.visits.quiet_turns += 1;
@@ -117,7 +117,7 @@ impl NvmeTcp {
             Received::Bytes { from, to } => (from, to),
         };
         conn.visits.quiet_turns = 0;
-        let (taken, _) = self.take(core, index, None, from..to);
+        let (taken, _) = self.parse_received(core, index, None, from..to);
         if let Some(Some(conn)) = self.conns.get_mut(index as usize) {
             if conn.is_open() {
                 conn.rx.keep(&conn.records, &self.buffer[from + taken..to]);
@@ -129,7 +129,7 @@ impl NvmeTcp {
 
     /// Takes PDUs of `kept` or of a part of the receive buffer; returns how many bytes were taken.
     /// Blame is already set to the stream.
-    fn take(
+    fn parse_received(
         &mut self,
         core: &mut Core,
         index: u32,
@@ -161,7 +161,7 @@ impl NvmeTcp {
             } else {
                 SEND_BYTES
             };
-            let (taken, stop) = rx::take(conn, &mut turn, rest);
+            let (taken, stop) = rx::parse(conn, &mut turn, rest);
             at += taken;
             if let Stop::Terminate(error) = stop {
                 let header = &rest[taken..];

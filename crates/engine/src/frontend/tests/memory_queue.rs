@@ -41,7 +41,7 @@ impl MemoryQueue {
             return;
         };
         let lane = core.lanes.of_export(request.export).unwrap();
-        let mut buffer = core.staging.take(len_bytes).unwrap();
+        let mut buffer = core.staging.allocate(len_bytes).unwrap();
         buffer.as_mut_slice()[..request.data.len()].copy_from_slice(&request.data);
         let slot = self.started.len() as u16;
         let new = NewIo {
@@ -65,7 +65,7 @@ impl MemoryQueue {
         let buffer = done.buffer.unwrap();
         let request = self.started[usize::from(done.owner.slot)].take().unwrap();
         let answer = (done.status, buffer.as_slice().to_vec());
-        core.staging.give(buffer);
+        core.staging.release(buffer);
         request.answer.send(answer).unwrap();
     }
 }

@@ -168,7 +168,7 @@ impl Pcie {
         self.events = true;
         self.save();
         if let Some(sq) = self.rings.sqs[0].as_mut() {
-            sq.cursor.take(1);
+            sq.cursor.consume(1);
         }
         self.post_admin(turn);
     }

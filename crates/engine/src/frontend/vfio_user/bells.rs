@@ -155,7 +155,7 @@ impl Rings {
     }
 
     /// Whether no notification comes with a doorbell.
-    pub(super) fn must_be_looked_at(&self) -> bool {
+    pub(super) fn must_be_polled(&self) -> bool {
         // Even with shadow doorbells, the Admin queue's are in the page.
         matches!(self.bells, Bells::Page(_))
     }

@@ -209,11 +209,11 @@ pub(super) fn count(
     };
     let error = !status.is_success();
     let now_ns = clock.now_ns;
-    let figures = &lane.record().ops[op.kind() as usize];
+    let statistics = &lane.record().ops[op.kind() as usize];
     let ns = clock.since(taken_ns);
-    figures.record(if error { 0 } else { bytes }, ns, error);
+    statistics.record(if error { 0 } else { bytes }, ns, error);
     if started_ns != now_ns {
         let at_device = now_ns.saturating_sub(started_ns);
-        figures.times[TimesOf::Device as usize].record(at_device);
+        statistics.times[TimesOf::Device as usize].record(at_device);
     }
 }

@@ -115,7 +115,7 @@ impl Pcie {
                 let DmaMap {
                     address, len_bytes, ..
                 } = map;
-                turn.client.tell_refused(|| format!(
+                turn.client.report_refused(|| format!(
                     "a map of its memory ({len_bytes} bytes at {address:#x}) was refused: {error} ({errno})"
                 ));
                 RequestOutcome::Failed(errno)
@@ -199,7 +199,7 @@ impl Pcie {
                     && is_unshared(self.function.state(), turn.client.memory())
                 {
                     let why = "its controller can't be enabled: ";
-                    turn.client.tell_refused(|| format!("{why}{UNSHARED}"));
+                    turn.client.report_refused(|| format!("{why}{UNSHARED}"));
                 }
                 self.begin_admin_queue();
                 self.save();
@@ -207,7 +207,7 @@ impl Pcie {
             RegisterEffect::Reset => self.begin_quiescing(turn, Why::Reset),
             RegisterEffect::Shutdown => self.begin_quiescing(turn, Why::Shutdown),
         }
-        self.look_alive();
+        self.renew_liveness();
         RequestOutcome::Done
     }
 
@@ -248,9 +248,9 @@ impl Pcie {
 }
 
 /// Reports a memory map that broke the protocol's rules.
-pub(super) fn tell_of_bad_map(client: &mut Client, error: Errno) {
+pub(super) fn report_bad_map(client: &mut Client, error: Errno) {
     let rule = "it must be whole pages, to be read or written, with one descriptor at most";
-    client.tell_refused(|| format!("a map of its memory was refused: {rule} ({error})"));
+    client.report_refused(|| format!("a map of its memory was refused: {rule} ({error})"));
 }
 
 fn make_doorbells(client: &mut Client) -> Result<(), Closing> {

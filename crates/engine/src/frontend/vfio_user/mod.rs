@@ -26,7 +26,7 @@ mod vectors;
 mod tests;
 
 use crate::frontend::vm::client::Client;
-use crate::frontend::vm::file::MachineFile;
+use crate::frontend::vm::file::VmFile;
 use crate::frontend::vm::protocol::{Closing, Turn};
 use commands::Commands;
 use forebay_guest::Pieces;
@@ -98,7 +98,7 @@ impl Pcie {
         let export = client.export();
         let failed = Closing("its machine file can't be used");
         let fd = client.file().fd().try_clone_to_owned();
-        let file = fd.and_then(|fd| MachineFile::adopt(fd, export.export, export.frontend.word()));
+        let file = fd.and_then(|fd| VmFile::adopt(fd, export.export, export.frontend.word()));
         let records = file.and_then(CommandRecords::new).map_err(|_| failed)?;
         let mapped = matches!(
             export.frontend,
@@ -144,7 +144,7 @@ impl Pcie {
         self.records.save(self.function.state());
     }
 
-    fn look_alive(&mut self) {
+    fn renew_liveness(&mut self) {
         self.vectors.masks_all = self.function.masks_all();
         self.live = self.function.ready()
             && self.function.is_bus_master()
@@ -156,7 +156,7 @@ impl Pcie {
     fn fail(&mut self) {
         self.function.fail();
         self.save();
-        self.look_alive();
+        self.renew_liveness();
     }
 
     /// A doorbell of a missing queue was written, or an invalid value.
@@ -177,7 +177,7 @@ impl Pcie {
         } else if is_master && !was_master {
             self.find_shadow(turn);
         }
-        self.look_alive();
+        self.renew_liveness();
         if is_master {
             self.vectors.raise_pending(&self.records, turn.client);
         }

@@ -3,7 +3,7 @@
 //! message does ([`super::messages`]).
 
 use super::commands::CommandWork;
-use super::messages::{RequestOutcome, closing, tell_of_bad_map};
+use super::messages::{RequestOutcome, closing, report_bad_map};
 use super::queues::BUDGET;
 use super::quiesce::Why;
 use super::resume::DAMAGED;
@@ -32,7 +32,7 @@ impl Protocol for Pcie {
             && header.is_reply()
             && self.records.has_asked()
         {
-            return self.told(turn, &header, message.bytes);
+            return self.reported(turn, &header, message.bytes);
         }
         let descriptors = message.descriptors.len();
         let judged = match self.session.judge(message.bytes, descriptors) {
@@ -47,7 +47,7 @@ impl Protocol for Pcie {
         if let Err(error) = judged.request
             && Header::read(message.bytes).is_some_and(|of| of.command == command::DMA_MAP)
         {
-            tell_of_bad_map(turn.client, error);
+            report_bad_map(turn.client, error);
         }
         if let Some(answer) = self.session.describe(&judged, &mut self.out) {
             let reply = self.out.get(..answer.bytes).unwrap_or_default();
@@ -177,7 +177,7 @@ impl Protocol for Pcie {
         if !self.live {
             return true;
         }
-        !self.more && !self.rings.must_be_looked_at() && self.rings.arm(&self.records, held_back)
+        !self.more && !self.rings.must_be_polled() && self.rings.arm(&self.records, held_back)
     }
 
     fn ready(&mut self, _turn: &mut Turn<'_>, _slot: usize) {}
@@ -227,7 +227,7 @@ impl Protocol for Pcie {
             self.make_queues(turn)?;
         }
         self.remote.inherit_asked(&self.records, turn.core.now_ns());
-        self.look_alive();
+        self.renew_liveness();
         self.take_over_commands(turn, blamed)?;
         match self.function.unfinished() {
             RegisterEffect::Reset => self.begin_quiescing(turn, Why::Reset),
@@ -256,7 +256,7 @@ impl Protocol for Pcie {
         let Some(lane) = lane else { return };
         let blocks = lane.volume.blocks();
         let controller = self.function.controller_mut();
-        controller.warnings_are(lane.figures.warnings);
+        controller.warnings_are(lane.statistics.warnings);
         if blocks != self.records.blocks() {
             controller.namespace_changed(memory::NSID);
         }
@@ -282,7 +282,7 @@ impl Protocol for Pcie {
 
     fn close(&mut self, _turn: &mut Turn<'_>) {
         self.closed = true;
-        self.look_alive();
+        self.renew_liveness();
         self.commands.held.clear();
         self.commands.again.clear();
         self.remote.clear();
@@ -297,7 +297,7 @@ impl Protocol for Pcie {
             let client = &mut *turn.client;
             (self.rings).gathered(now_ns, |vector| vectors.raise(records, client, vector));
         }
-        self.remote.look_at_asked(turn);
+        self.remote.poll_asked(turn);
         let lost = self
             .rings
             .lost_ns

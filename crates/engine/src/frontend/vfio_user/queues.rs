@@ -108,10 +108,10 @@ impl Pcie {
         if sq.cursor.is_empty() || self.deleting == Some(qid) {
             return false;
         }
-        self.take_batch(turn, qid)
+        self.fetch_batch(turn, qid)
     }
 
-    fn take_batch(&mut self, turn: &mut Turn<'_>, qid: u16) -> bool {
+    fn fetch_batch(&mut self, turn: &mut Turn<'_>, qid: u16) -> bool {
         let Some(sq) = self.rings.sqs[usize::from(qid)].as_ref() else {
             return false;
         };
@@ -139,7 +139,7 @@ impl Pcie {
             .and_then(|lane| turn.core.lane(lane))
             .map(Lane::geometry);
         let mut taken = 0;
-        while self.take_one(turn, qid, taken, geometry.as_ref()) {
+        while self.begin_fetched(turn, qid, taken, geometry.as_ref()) {
             taken += 1;
             if taken == wanted || !may_fetch(turn) {
                 break;
@@ -188,7 +188,7 @@ impl Pcie {
     }
 
     #[inline]
-    fn take_one(
+    fn begin_fetched(
         &mut self,
         turn: &mut Turn<'_>,
         qid: u16,
@@ -205,7 +205,8 @@ impl Pcie {
         ) else {
             return false;
         };
-        self.records.take(slot, qid, sq.cursor.taken(), &sqe);
+        self.records
+            .record_fetched(slot, qid, sq.cursor.taken(), &sqe);
         kill_point!("pcie.taken");
         let begun = match geometry {
             Some(geometry) => self.begin(turn, qid, slot, &sqe, geometry),
@@ -226,7 +227,7 @@ impl Pcie {
         }
         self.rings.hold_place(qid);
         if let Some(sq) = self.rings.sqs[usize::from(qid)].as_mut() {
-            sq.cursor.take(1);
+            sq.cursor.consume(1);
         }
         true
     }
@@ -306,7 +307,7 @@ impl Pcie {
         geometry: &NamespaceGeometry,
     ) -> BeginResult {
         let bytes = usize::from(ranges) * io::DSM_RANGE_BYTES;
-        let Some(mut buffer) = turn.core.staging.take(bytes as u32) else {
+        let Some(mut buffer) = turn.core.staging.allocate(bytes as u32) else {
             self.pieces.clear();
             return BeginResult::NoRoom;
         };
@@ -317,7 +318,7 @@ impl Pcie {
         };
         self.pieces.clear();
         if let Err(status) = sound {
-            turn.core.staging.give(buffer);
+            turn.core.staging.release(buffer);
             turn.core.qos.may_answer(turn.client.lane());
             return BeginResult::Ended(status);
         }
@@ -336,14 +337,14 @@ impl Pcie {
         let Some(lane) = turn.client.lane() else {
             self.pieces.clear();
             if let Some(buffer) = buffer {
-                turn.core.staging.give(buffer);
+                turn.core.staging.release(buffer);
             }
             return BeginResult::Ended(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr());
         };
         let record = turn.client.command_ref(lane, slot);
         let op = match work {
             // Only the guest's own Flush. It has no buffer to return.
-            CommandWork::Io(IoOp::Flush) if turn.core.lanes.keeps_machines_from_writing(lane) => {
+            CommandWork::Io(IoOp::Flush) if turn.core.lanes.keeps_vms_from_writing(lane) => {
                 return BeginResult::Ended(Status::RESERVATION_CONFLICT.with_dnr());
             }
             CommandWork::Io(op) => op,
@@ -357,12 +358,12 @@ impl Pcie {
             record,
             over_ns: None,
         };
-        match turn.core.start_machine(new, &mut self.pieces) {
+        match turn.core.start_vm_io(new, &mut self.pieces) {
             Ok(()) => BeginResult::Yes,
             Err(new) => {
                 self.pieces.clear();
                 if let Some(buffer) = new.buffer {
-                    turn.core.staging.give(buffer);
+                    turn.core.staging.release(buffer);
                 }
                 BeginResult::NoRoom
             }
@@ -394,7 +395,7 @@ impl Pcie {
             if let BeginResult::Ended(status) = begun {
                 if let Some(lane) = lane {
                     let record = turn.client.command_ref(lane, slot);
-                    turn.core.carried.refused(record);
+                    turn.core.recovered.refused(record);
                 }
                 self.complete(turn, slot, status);
             }

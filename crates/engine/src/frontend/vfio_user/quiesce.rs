@@ -81,7 +81,7 @@ impl Pcie {
             && self.commands.in_hand() > 0
             && let Some(lane) = lane_of(turn)
         {
-            turn.core.carried.orphan_machine(lane);
+            turn.core.recovered.orphan_vm(lane);
         }
         let since_ns = turn.core.now_ns();
         self.quiesce = Some(Quiesce {
@@ -89,7 +89,7 @@ impl Pcie {
             flush,
             since_ns,
         });
-        self.look_alive();
+        self.renew_liveness();
         if why == Why::Reset {
             // Commands that are not in the core never begin.
             while let Some(slot) = self.commands.again.pop_front() {
@@ -140,7 +140,7 @@ impl Pcie {
         }
         self.save();
         kill_point!("pcie.quiesced");
-        self.look_alive();
+        self.renew_liveness();
         true
     }
 
@@ -161,7 +161,7 @@ impl Pcie {
                 over_ns: None,
             };
             self.pieces.clear();
-            if turn.core.start_machine(new, &mut self.pieces).is_ok() {
+            if turn.core.start_vm_io(new, &mut self.pieces).is_ok() {
                 quiesce.flush = Flush::Begun;
             }
             turn.core.begin_owing(lane);

@@ -5,7 +5,7 @@
 //! ([`CommandRecords::save`]). [`super::resume`] treats every value as hostile. **Not here:** the
 //! file's other parts ([`crate::frontend::vm::file`]).
 
-use crate::frontend::vm::file::MachineFile;
+use crate::frontend::vm::file::VmFile;
 use forebay_nvme::Sqe;
 use forebay_nvme::pcie::{Doorbell, FunctionState, QUEUES};
 use forebay_vfio_user::Negotiated;
@@ -17,7 +17,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 pub(crate) const COMMANDS: usize = 1024;
 /// The machine file's version covers this layout.
-const VERSION: u64 = forebay_xlate::boundary::MACHINE_FILE_VERSION;
+const VERSION: u64 = forebay_xlate::boundary::VM_FILE_VERSION;
 const STATE_WORDS: usize = size_of::<FunctionState>() / 8;
 
 cells! {
@@ -123,7 +123,7 @@ pub(super) struct PostedCompletion {
 
 pub(super) struct CommandRecords {
     /// The client's file, mapped once more.
-    file: MachineFile,
+    file: VmFile,
 }
 
 #[inline(always)]
@@ -132,7 +132,7 @@ fn put(cell: &AtomicU64, value: u64) {
 }
 
 impl CommandRecords {
-    pub(super) fn new(file: MachineFile) -> io::Result<Self> {
+    pub(super) fn new(file: VmFile) -> io::Result<Self> {
         let records = Self { file };
         match records.file.area::<Area>(0, 1) {
             Some(_) => Ok(records),
@@ -303,7 +303,7 @@ impl CommandRecords {
 
     /// `number`: the command's number in its queue.
     #[inline]
-    pub(super) fn take(&self, slot: u16, qid: u16, number: u64, sqe: &Sqe) {
+    pub(super) fn record_fetched(&self, slot: u16, qid: u16, number: u64, sqe: &Sqe) {
         let c = self.command(slot);
         let words: &[[u8; 8]; 8] = zerocopy::transmute_ref!(sqe);
         for (cell, word) in c.sqe.iter().zip([0, 3, 4, 5, 6]) {

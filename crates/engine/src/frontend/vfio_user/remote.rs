@@ -113,7 +113,7 @@ impl Remote {
         *self = Self::default();
     }
 
-    fn take(&mut self, place: usize) -> Option<RemoteJob> {
+    fn remove(&mut self, place: usize) -> Option<RemoteJob> {
         let job = self.jobs.get_mut(place)?.take();
         self.busy = self.jobs.iter().any(Option::is_some);
         job
@@ -168,12 +168,12 @@ impl Remote {
             job.step = RemoteStep::Out;
             return true;
         }
-        self.take(place);
+        self.remove(place);
         false
     }
 
     /// Closes a client that does not answer.
-    pub(super) fn look_at_asked(&mut self, turn: &mut Turn<'_>) {
+    pub(super) fn poll_asked(&mut self, turn: &mut Turn<'_>) {
         let now_ns = turn.core.now_ns();
         let Some(asked) = &mut self.asked else {
             return;
@@ -297,7 +297,7 @@ impl Remote {
         for (place, dropped) in dropped.iter_mut().enumerate() {
             let job = self.jobs[place].as_ref();
             if job.is_some_and(|job| job.step != RemoteStep::Begun) {
-                *dropped = self.take(place).map(|job| job.slot);
+                *dropped = self.remove(place).map(|job| job.slot);
             }
         }
         dropped.into_iter().flatten()
@@ -446,7 +446,12 @@ impl Pcie {
         any
     }
 
-    pub(super) fn told(&mut self, turn: &mut Turn<'_>, header: &Header, bytes: &[u8]) -> Answer {
+    pub(super) fn reported(
+        &mut self,
+        turn: &mut Turn<'_>,
+        header: &Header,
+        bytes: &[u8],
+    ) -> Answer {
         let is_it = |asked: &mut RemoteRequest| asked.number as u16 == header.id;
         let Some(RemoteRequest {
             number, place, ask, ..
@@ -519,13 +524,13 @@ impl Pcie {
     }
 
     fn end_remote(&mut self, turn: &mut Turn<'_>, place: usize, status: Status) {
-        let Some(job) = self.remote.take(place) else {
+        let Some(job) = self.remote.remove(place) else {
             return;
         };
         if let (RemoteStep::In | RemoteStep::Ready, Some(lane)) = (job.step, turn.client.lane()) {
             // A recovered command ends here without beginning again.
             let record = turn.client.command_ref(lane, job.slot);
-            turn.core.carried.refused(record);
+            turn.core.recovered.refused(record);
         }
         self.complete(turn, job.slot % COMMANDS as u16, status);
     }

@@ -9,7 +9,7 @@ use super::commands::{Command, CommandWork};
 use super::queues::judge;
 use super::record::{COMMANDS, CommandRecords, CommandStage};
 use super::{Pcie, no_entry};
-use crate::core::{CarriedSpan, Devices, IoOp};
+use crate::core::{Devices, IoOp, RecoveredSpan};
 use crate::frontend::vm::protocol::{Closing, Turn};
 use crate::lane::LaneIndex;
 use forebay_nvme::pcie::{QUEUES, RegisterEffect, queue};
@@ -103,7 +103,7 @@ impl Pcie {
         if let Some(blamed) = blamed.filter(|b| left.iter().any(|(slot, ..)| slot == b)) {
             self.records.count_death(blamed);
         }
-        self.carry(turn, left)
+        self.recover(turn, left)
     }
 
     fn post_again(&mut self, turn: &mut Turn<'_>, slot: u16, qid: u16) -> Result<(), Closing> {
@@ -137,7 +137,7 @@ impl Pcie {
     }
 
     /// Recovers commands in flight, and queues them to begin again.
-    fn carry(
+    fn recover(
         &mut self,
         turn: &mut Turn<'_>,
         mut left: Vec<(u16, u16, u64)>,
@@ -156,11 +156,11 @@ impl Pcie {
             self.commands.again.push_back(*slot);
         }
         if let Some(lane) = turn.client.lane() {
-            let spans: Vec<CarriedSpan> = left
+            let spans: Vec<RecoveredSpan> = left
                 .iter()
                 .filter_map(|(slot, ..)| span(&self.records, turn, lane, *slot))
                 .collect();
-            turn.core.carried.carry_machine(lane, &spans);
+            turn.core.recovered.recover_vm(lane, &spans);
         }
         let resets = self.function.unfinished() == RegisterEffect::Reset;
         if !resets && self.function.is_bus_master() {
@@ -176,7 +176,7 @@ fn span(
     turn: &Turn<'_>,
     lane: LaneIndex,
     slot: u16,
-) -> Option<CarriedSpan> {
+) -> Option<RecoveredSpan> {
     let of = turn.core.lane(lane)?;
     let sqe: Sqe = match records.state(slot).stage() {
         Some(CommandStage::Taken) => records.sqe(slot),
@@ -212,7 +212,7 @@ fn span(
         IoOp::Deallocate { .. } => (0..whole, true),
         IoOp::Flush => return None,
     };
-    Some(CarriedSpan {
+    Some(RecoveredSpan {
         volume: of.volume.id(),
         bytes,
         write,

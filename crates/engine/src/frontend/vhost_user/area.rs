@@ -5,7 +5,7 @@
 //! cannot hide device I/O. A record is made before a request reaches a device, and cleared when the
 //! core returns it. A successor treats all values as hostile.
 
-use crate::frontend::vm::file::MachineFile;
+use crate::frontend::vm::file::VmFile;
 use forebay_virtio::ring::MAX_QUEUE_SIZE;
 use forebay_virtio::vhost_user::message::InflightArea;
 use forebay_virtio::vhost_user::session::SESSION_WORDS;
@@ -51,7 +51,7 @@ pub(super) struct InflightRegion<'a> {
 }
 
 impl<'a> InflightRegion<'a> {
-    pub(super) fn of(file: &'a MachineFile) -> Self {
+    pub(super) fn of(file: &'a VmFile) -> Self {
         let table = |at, count| file.area::<AtomicU64>(at, count).unwrap_or_default();
         Self {
             head: table(0, HEAD_WORDS),

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use rustix::net::SendFlags;
 
 /// The delay before a retry about growth.
-const TELL_AGAIN_NS: u64 = 100_000_000;
+const REPORT_AGAIN_NS: u64 = 100_000_000;
 /// The delay before a retry of a call.
 const CALL_AGAIN_NS: u64 = 10_000_000;
 
@@ -63,7 +63,7 @@ impl Notices {
         self.calls &= !(1 << index);
     }
 
-    pub(super) fn must_tell_of_growth(&self, now_ns: u64) -> bool {
+    pub(super) fn must_report_growth(&self, now_ns: u64) -> bool {
         self.growth_ns.is_some_and(|at| now_ns >= at)
     }
 
@@ -114,14 +114,14 @@ impl Notices {
     }
 
     /// Reports a configuration change, if the channel has room.
-    pub(super) fn tell_of_growth(&mut self, turn: &mut Turn<'_>) {
+    pub(super) fn report_growth(&mut self, turn: &mut Turn<'_>) {
         let Some(channel) = turn.client.held(BACKEND) else {
             self.growth_ns = None;
             return;
         };
         match rustix::net::send(channel, &message::config_changed(), FLAGS) {
             Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS | Errno::NOMEM) => {
-                self.growth_ns = Some(turn.core.now_ns() + TELL_AGAIN_NS);
+                self.growth_ns = Some(turn.core.now_ns() + REPORT_AGAIN_NS);
             }
             _ => self.growth_ns = None,
         }

@@ -91,7 +91,7 @@ impl Vhost {
         }
         self.stop_before(turn, &request);
         let before = self.session.clone();
-        let effect = match self.session.take(&request) {
+        let effect = match self.session.handle(&request) {
             Ok(effect) => effect,
             Err(refusal) => return self.refuse(turn, &header, Refusal::text(refusal)),
         };
@@ -113,8 +113,8 @@ impl Vhost {
             reply_config(reply, 0, &[]);
         } else if self.session.acknowledges(header.request, header.need_reply) {
             reply_u64(reply, header.request, 1);
-            let told = || format!("a request of its was refused: {why}");
-            turn.client.tell_refused(told);
+            let reported = || format!("a request of its was refused: {why}");
+            turn.client.report_refused(reported);
         } else {
             return Answer::Close(Closing(why));
         }
@@ -202,7 +202,7 @@ impl Vhost {
         let mut after = self.session.clone();
         rings.clone().for_each(|index| after.stopped(index, 0));
         // Disabling them has drained them.
-        if after.take(request).is_ok() && !rings.clone().any(|index| self.is_busy(index)) {
+        if after.handle(request).is_ok() && !rings.clone().any(|index| self.is_busy(index)) {
             rings.for_each(|index| self.stop(turn, index));
         }
     }
@@ -455,5 +455,5 @@ impl Vhost {
 
 fn may_touch_memory(turn: &Turn<'_>) -> bool {
     let lane = turn.client.lane();
-    lane.is_some_and(|lane| turn.core.carried.may_touch_memory_of(lane))
+    lane.is_some_and(|lane| turn.core.recovered.may_touch_memory_of(lane))
 }

@@ -166,7 +166,7 @@ impl Vhost {
     }
 
     /// Takes and begins a queue's chains, within the turn's budget (requests, bytes).
-    fn take(&mut self, turn: &mut Turn<'_>, index: usize, budget: &mut (u32, u32)) -> bool {
+    fn fetch(&mut self, turn: &mut Turn<'_>, index: usize, budget: &mut (u32, u32)) -> bool {
         let may_take = self.may_take(index);
         let is_left = |line: &ServedRing| line.queue.left() > 0;
         let redoes = self.lines[index].as_deref().is_some_and(is_left) && self.may_redo(turn);
@@ -190,7 +190,7 @@ impl Vhost {
             let taken = if again {
                 line.queue.next_left(memory, &mut self.chain)
             } else if may_take {
-                line.queue.take(memory, &mut self.chain)
+                line.queue.pop(memory, &mut self.chain)
             } else {
                 Ok(None)
             };
@@ -262,7 +262,7 @@ impl Protocol for Vhost {
         let mut budget = (CLIENT_AT_ONCE, BYTES_AT_ONCE);
         for i in 0..count {
             let index = (self.first + i) % count;
-            any |= self.take(turn, index, &mut budget);
+            any |= self.fetch(turn, index, &mut budget);
         }
         any | self.publish(turn)
     }
@@ -340,7 +340,7 @@ impl Protocol for Vhost {
         };
         if disk != self.disk {
             self.disk = disk;
-            self.notices.tell_of_growth(turn);
+            self.notices.report_growth(turn);
         }
     }
 
@@ -352,15 +352,15 @@ impl Protocol for Vhost {
     fn close(&mut self, turn: &mut Turn<'_>) {
         self.closed = true;
         if let Some(lane) = turn.client.lane() {
-            turn.core.carried.orphan_machine(lane);
+            turn.core.recovered.orphan_vm(lane);
         }
         self.lines.fill_with(|| None);
         self.waiting = None;
     }
 
     fn tick(&mut self, turn: &mut Turn<'_>) {
-        if self.notices.must_tell_of_growth(turn.core.now_ns()) {
-            self.notices.tell_of_growth(turn);
+        if self.notices.must_report_growth(turn.core.now_ns()) {
+            self.notices.report_growth(turn);
         }
         self.notices.send_calls(turn);
     }
@@ -376,7 +376,7 @@ fn blame(turn: &Turn<'_>, slot: Option<u16>) {
     if let Some(lane) = turn.client.lane() {
         let word = match slot {
             Some(slot) => turn.client.command_ref(lane, slot).blame(),
-            None => Blame::machine_itself(lane.0),
+            None => Blame::vm_itself(lane.0),
         };
         turn.core.record().blame.store(word, Relaxed);
     }

@@ -254,7 +254,7 @@ impl Vhost {
                 len_bytes: part,
                 fua: durable,
             },
-            Work::Flush if turn.core.lanes.keeps_machines_from_writing(lane) => return Try::Failed,
+            Work::Flush if turn.core.lanes.keeps_vms_from_writing(lane) => return Try::Failed,
             Work::Flush => IoOp::Flush,
             Work::WriteZeroes {
                 offset_bytes,
@@ -270,7 +270,7 @@ impl Vhost {
                 offset_bytes,
                 len_bytes,
             } => {
-                let Some(mut range) = turn.core.staging.take(16) else {
+                let Some(mut range) = turn.core.staging.allocate(16) else {
                     return Try::NoRoom;
                 };
                 put_range(
@@ -309,11 +309,11 @@ impl Vhost {
 
     #[inline]
     fn start_part(&mut self, turn: &mut Turn<'_>, new: NewIo) -> Try {
-        match turn.core.start_machine(new, &mut self.pieces) {
+        match turn.core.start_vm_io(new, &mut self.pieces) {
             Ok(()) => Try::Begun,
             Err(new) => {
                 if let Some(buffer) = new.buffer {
-                    turn.core.staging.give(buffer);
+                    turn.core.staging.release(buffer);
                 }
                 Try::NoRoom
             }
@@ -418,7 +418,7 @@ impl Vhost {
             count(lane, &done.op, good, turn.core.clock.since(since_ns));
         }
         if let Some(buffer) = done.buffer {
-            turn.core.staging.give(buffer);
+            turn.core.staging.release(buffer);
         }
         if self.closed {
             return;

@@ -2,14 +2,14 @@
 //!
 //! Each started ring is served again, with the requests that the inflight region lists as taken and
 //! not returned. Our own records, never guest memory, tell which requests may be at devices. These
-//! are recovered (`core::Core::carry_machine`) first, and begin again when the dead engine cannot
+//! are recovered (`core::Core::recover_vm`) first, and begin again when the dead engine cannot
 //! touch guest memory ([`Vhost::may_redo`]). Requests that don't overlap them continue at once.
 //! Then every driver is called, and every ring polled.
 
 use super::area::Record;
 use super::inflight::Inflight;
 use super::{INFLIGHT, KICK, Vhost, area, offer, slot_of};
-use crate::core::{CarriedSpan, Devices};
+use crate::core::{Devices, RecoveredSpan};
 use crate::frontend::vm::protocol::{Closing, Turn};
 use forebay_virtio::vhost_user::session::VhostSession;
 use std::collections::BTreeSet;
@@ -57,7 +57,7 @@ impl Vhost {
         if !self.all_left(&records) {
             return Err(DAMAGED);
         }
-        self.carry(turn, &records);
+        self.recover(turn, &records);
         for index in 0..usize::from(self.disk.queues) {
             self.call(turn, index);
         }
@@ -79,22 +79,22 @@ impl Vhost {
         records.iter().all(|(slot, _)| left.contains(slot))
     }
 
-    fn carry(&mut self, turn: &mut Turn<'_>, records: &[(u16, Record)]) {
+    fn recover(&mut self, turn: &mut Turn<'_>, records: &[(u16, Record)]) {
         let Some(lane) = turn.client.lane() else {
             return;
         };
         let Some(volume) = turn.core.lane(lane).map(|lane| lane.volume.id()) else {
             return;
         };
-        let spans = records.iter().map(|(slot, record)| CarriedSpan {
+        let spans = records.iter().map(|(slot, record)| RecoveredSpan {
             volume,
             bytes: record.offset_bytes..record.offset_bytes.saturating_add(record.len_bytes),
             write: record.write,
             devices: Devices::ALL,
             command: Some(turn.client.command_ref(lane, *slot)),
         });
-        let spans: Vec<CarriedSpan> = spans.filter(|span| !span.bytes.is_empty()).collect();
-        turn.core.carried.carry_machine(lane, &spans);
+        let spans: Vec<RecoveredSpan> = spans.filter(|span| !span.bytes.is_empty()).collect();
+        turn.core.recovered.recover_vm(lane, &spans);
     }
 
     /// Whether a dead engine's requests may begin again or be answered.
@@ -102,17 +102,17 @@ impl Vhost {
         let Some(lane) = turn.client.lane() else {
             return true;
         };
-        !turn.core.carried.may_touch_memory_of(lane)
+        !turn.core.recovered.may_touch_memory_of(lane)
     }
 
     /// A dead engine's request has ended without beginning again.
     #[cold]
     pub(super) fn not_begun(turn: &mut Turn<'_>, slot: u16) {
         if let Some(lane) = turn.client.lane()
-            && turn.core.carried.any()
+            && turn.core.recovered.any()
         {
             turn.core
-                .carried
+                .recovered
                 .refused(turn.client.command_ref(lane, slot));
         }
     }

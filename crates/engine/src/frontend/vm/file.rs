@@ -4,12 +4,12 @@
 //! It is a sparse memfd per client with a versioned layout of atomics. A killed thread has carried
 //! out a prefix of its stores, so the word that validates others is stored last. A region carries
 //! the number of the message that made it, and of the one that removed it. A successor undoes both
-//! while that message is unanswered ([`MachineFile::undo`]), and treats every value as hostile.
+//! while that message is unanswered ([`VmFile::undo`]), and treats every value as hostile.
 //!
 //! **Not here:** when values are stored ([`super::client`]).
 
 use super::answer::{self, Note};
-use forebay_xlate::boundary::MACHINE_FILE_VERSION;
+use forebay_xlate::boundary::VM_FILE_VERSION;
 use forebay_xlate::boundary::message::ExportId;
 use forebay_xlate::cells;
 use forebay_xlate::shm::{Cells, SharedMemory};
@@ -114,17 +114,17 @@ pub(crate) struct ClientRegion {
 }
 
 #[derive(Debug)]
-pub(crate) struct MachineFile {
+pub(crate) struct VmFile {
     memory: SharedMemory,
 }
 
-impl MachineFile {
+impl VmFile {
     pub(crate) fn create(export: ExportId, kind: u64) -> io::Result<Self> {
         let file = Self {
             memory: SharedMemory::anonymous("forebay-machine", FILE_BYTES)?,
         };
         let header = file.header();
-        header.version.store(MACHINE_FILE_VERSION, Relaxed);
+        header.version.store(VM_FILE_VERSION, Relaxed);
         header.export.store(export.0 + 1, Relaxed);
         header.kind.store(kind, Relaxed);
         let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
@@ -141,9 +141,7 @@ impl MachineFile {
         }
         let file = Self { memory };
         let header = file.header();
-        if header.magic.load(Acquire) != MAGIC
-            || header.version.load(Relaxed) != MACHINE_FILE_VERSION
-        {
+        if header.magic.load(Acquire) != MAGIC || header.version.load(Relaxed) != VM_FILE_VERSION {
             return Err(io::Error::other("its layout is another version's"));
         }
         if header.export.load(Relaxed) != export.0.wrapping_add(1)
@@ -375,8 +373,8 @@ impl MachineFile {
 mod tests {
     use super::*;
 
-    fn file() -> MachineFile {
-        MachineFile::create(ExportId(4), 1).unwrap()
+    fn file() -> VmFile {
+        VmFile::create(ExportId(4), 1).unwrap()
     }
 
     fn region(address: u64) -> ClientRegion {
@@ -393,15 +391,15 @@ mod tests {
     #[test]
     fn only_its_own_export_takes_it_over() {
         let fd = || file().fd().try_clone_to_owned().unwrap();
-        assert!(MachineFile::adopt(fd(), ExportId(4), 1).is_ok());
-        assert!(MachineFile::adopt(fd(), ExportId(5), 1).is_err());
-        assert!(MachineFile::adopt(fd(), ExportId(4), 2).is_err());
+        assert!(VmFile::adopt(fd(), ExportId(4), 1).is_ok());
+        assert!(VmFile::adopt(fd(), ExportId(5), 1).is_err());
+        assert!(VmFile::adopt(fd(), ExportId(4), 2).is_err());
         let other = SharedMemory::anonymous("x", FILE_BYTES).unwrap();
         let other = other.fd().try_clone_to_owned().unwrap();
-        assert!(MachineFile::adopt(other, ExportId(4), 1).is_err());
+        assert!(VmFile::adopt(other, ExportId(4), 1).is_err());
         let short = SharedMemory::anonymous("x", 4096).unwrap();
         let short = short.fd().try_clone_to_owned().unwrap();
-        assert!(MachineFile::adopt(short, ExportId(4), 1).is_err());
+        assert!(VmFile::adopt(short, ExportId(4), 1).is_err());
     }
 
     #[test]
@@ -411,7 +409,7 @@ mod tests {
         file.settle();
         file.add_region(2, &region(4096)).unwrap();
         file.take_region(2, kept);
-        let here = |file: &MachineFile| file.regions().map(|(_, r)| r.address).collect::<Vec<_>>();
+        let here = |file: &VmFile| file.regions().map(|(_, r)| r.address).collect::<Vec<_>>();
         assert_eq!(here(&file), [4096]);
         file.undo(2);
         assert_eq!(here(&file), [0]);

@@ -7,13 +7,12 @@
 //! messages mean.
 
 mod answer;
-mod arrive;
+mod attach;
 pub(crate) mod client;
 pub(crate) mod closer;
 pub(crate) mod descriptor;
+mod detach;
 pub(crate) mod file;
-mod leave;
-mod look;
 mod message;
 mod peek;
 pub(crate) mod protocol;
@@ -23,10 +22,11 @@ pub(crate) mod talk;
 #[cfg(test)]
 mod tests;
 mod turn;
+mod within_base;
 
 use crate::core::{Core, FrontendIndex};
 use crate::frontend::Frontend;
-pub(crate) use arrive::{NewMachine, blamed_of};
+pub(crate) use attach::{NewVm, blamed_of};
 use client::Client;
 use closer::Closer;
 use forebay_xlate::boundary::region::Blame;
@@ -53,7 +53,7 @@ const READY_AT_ONCE: usize = 4;
 #[inline]
 fn blame(core: &Core, client: &Client) {
     if let Some(lane) = client.own_lane(core) {
-        let word = Blame::machine_itself(lane.0);
+        let word = Blame::vm_itself(lane.0);
         core.record().blame.store(word, Relaxed);
     }
 }
@@ -124,7 +124,7 @@ impl Vms {
             cpus: None,
             closer,
             breaks: 0,
-            calm: Vec::with_capacity(look::MOST),
+            calm: Vec::with_capacity(within_base::MOST),
             calm_at: 0,
             calm_next: 0,
             stopping: false,
@@ -165,8 +165,8 @@ impl Vms {
             };
             let (index, generation) = ready.who;
             match self.get(index, generation) {
-                Some(machine) if !matches!(machine.life, Life::Draining(_)) => {
-                    machine.client.register(core, ready);
+                Some(vm) if !matches!(vm.life, Life::Draining(_)) => {
+                    vm.client.register(core, ready);
                 }
                 _ => self.closer.close(ready.pinned),
             }
@@ -178,38 +178,38 @@ impl Vms {
         while let Some(done) = core.next_ended(self.index) {
             any = true;
             let owner = done.owner;
-            if let Some(machine) = self.get(owner.conn, owner.conn_generation as u16) {
+            if let Some(vm) = self.get(owner.conn, owner.conn_generation as u16) {
                 let Vm {
                     client, frontend, ..
-                } = machine;
+                } = vm;
                 frontend.done(&mut Turn { core, client }, done);
             }
         }
         let breaks = forebay_guest::guard::breaks();
-        let look_at_memory = breaks != std::mem::replace(&mut self.breaks, breaks);
+        let check_memory = breaks != std::mem::replace(&mut self.breaks, breaks);
         for at in 0..self.all.len() {
-            let Some(machine) = &mut self.all[at] else {
+            let Some(vm) = &mut self.all[at] else {
                 continue;
             };
-            if matches!(machine.life, Life::Draining(_)) {
+            if matches!(vm.life, Life::Draining(_)) {
                 continue;
             }
-            if look_at_memory && machine.client.memory.is_broken() {
-                machine.client.fail(CUT_OFF);
+            if check_memory && vm.client.memory.is_broken() {
+                vm.client.fail(CUT_OFF);
             }
-            if machine.talk.is_active() || machine.asks() {
-                blame(core, &machine.client);
-                let talked = machine.talk(core);
+            if vm.talk.is_active() || vm.asks() {
+                blame(core, &vm.client);
+                let talked = vm.talk(core);
                 any |= talked;
                 if talked {
-                    machine.show(core);
+                    vm.show(core);
                 }
             }
-            if machine.frontend.is_active() {
-                blame(core, &machine.client);
+            if vm.frontend.is_active() {
+                blame(core, &vm.client);
                 let Vm {
                     client, frontend, ..
-                } = &mut **machine;
+                } = &mut **vm;
                 let polled = frontend.poll(&mut Turn { core, client });
                 core.blame(None);
                 if polled {
@@ -217,23 +217,23 @@ impl Vms {
                     self.poll_between(core);
                 }
             }
-            let Some(machine) = &mut self.all[at] else {
+            let Some(vm) = &mut self.all[at] else {
                 continue;
             };
-            if machine.client.interrupts.any()
+            if vm.client.interrupts.any()
                 && let Some(signals) = &mut self.signals
             {
-                machine.client.flush(core, signals);
+                vm.client.flush(core, signals);
             }
-            if !machine.client.upcalls.is_empty() {
-                for upcall in machine.client.upcalls.drain(..) {
+            if !vm.client.upcalls.is_empty() {
+                for upcall in vm.client.upcalls.drain(..) {
                     core.upcalls.push_back(upcall);
                 }
             }
-            if let Some(mut why) = machine.client.closing {
+            if let Some(mut why) = vm.client.closing {
                 any = true;
                 // Bytes behind the fault were read as zeros.
-                if machine.client.memory.is_broken() {
+                if vm.client.memory.is_broken() {
                     why = CUT_OFF;
                 }
                 // Flush first: signals name descriptors by number, and closing frees the numbers.
@@ -253,17 +253,17 @@ impl Vms {
 
     fn get(&mut self, conn: u32, generation: u16) -> Option<&mut Vm> {
         let at = conn as usize;
-        let machine = self.all.get_mut(at)?.as_mut()?;
-        (machine.client.generation() == generation).then_some(machine)
+        let vm = self.all.get_mut(at)?.as_mut()?;
+        (vm.client.generation() == generation).then_some(vm)
     }
 
     pub(crate) fn deposited(&mut self, socket: u64, last: u32, kept: bool) {
-        let machine = (self.all.iter_mut().flatten()).find(|m| m.client.socket == socket);
-        match machine {
-            Some(machine) if kept => machine.talk.deposited(last),
-            Some(machine) => {
+        let vm = (self.all.iter_mut().flatten()).find(|m| m.client.socket == socket);
+        match vm {
+            Some(vm) if kept => vm.talk.deposited(last),
+            Some(vm) => {
                 let why = "the daemon has no room for its descriptors";
-                machine.client.fail(Closing(why));
+                vm.client.fail(Closing(why));
             }
             None => {}
         }
@@ -283,12 +283,10 @@ impl Vm {
         let record = lane.record();
         let regions = self.client.memory.regions().iter();
         let bytes = regions.map(|region| region.len_bytes()).sum();
+        record.vm_since_s.store(self.client.file.since_s(), Relaxed);
+        record.vm_memory_bytes.store(bytes, Relaxed);
         record
-            .machine_since_s
-            .store(self.client.file.since_s(), Relaxed);
-        record.machine_memory_bytes.store(bytes, Relaxed);
-        record
-            .machine_queues
+            .vm_queues
             .store(self.frontend.queues() as u64, Relaxed);
         record.connections.store(1, Relaxed);
     }
@@ -297,8 +295,8 @@ impl Vm {
         if let Some(lane) = self.client.lane.and_then(|lane| core.lane(lane)) {
             let record = lane.record();
             record.connections.store(0, Relaxed);
-            record.machine_memory_bytes.store(0, Relaxed);
-            record.machine_queues.store(0, Relaxed);
+            record.vm_memory_bytes.store(0, Relaxed);
+            record.vm_queues.store(0, Relaxed);
         }
     }
 

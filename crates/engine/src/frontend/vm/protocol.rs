@@ -2,7 +2,7 @@
 //!
 //! [`super::Vms`] has the sockets, deposits, machine files and interrupts; a [`Protocol`] has the
 //! messages' meaning and the rings. Whatever a successor must know is in the machine file
-//! ([`MachineFile::area`](super::file::MachineFile::area)) *before* the client can see its effect.
+//! ([`VmFile::area`](super::file::VmFile::area)) *before* the client can see its effect.
 //!
 //! **The message rule.** A successor may handle a message again after a death at any instruction of
 //! [`Protocol::message`] or [`Protocol::later`]. Effects of [`Client::map`], [`Client::unmap`] and
@@ -91,7 +91,7 @@ pub(crate) trait Protocol {
     fn done(&mut self, turn: &mut Turn<'_>, done: DoneIo);
 
     /// Continues after a take-over, from the machine file alone, which is hostile. Recovers
-    /// commands in flight (`Core::carry`), raises every interrupt and reads every ring. `blamed`:
+    /// commands in flight (`Core::recover`), raises every interrupt and reads every ring. `blamed`:
     /// the slot of the command ([`Client::command_ref`]) that crashed the dead engine; the third
     /// such death fails it. Memory and descriptor slots are already restored.
     fn resume(&mut self, turn: &mut Turn<'_>, blamed: Option<u16>) -> Result<(), Closing>;

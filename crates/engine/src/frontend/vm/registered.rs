@@ -30,7 +30,7 @@ const LEAST_BYTES: usize = 2 << 20;
 /// Pins per mapping.
 const MOST: u32 = 16;
 /// Rounds per mapping: about an hour.
-const LOOKS: u32 = 64;
+const POLLS: u32 = 64;
 /// The first wait before a new round; the longest is 64 times as long.
 const AGAIN: Duration = Duration::from_secs(1);
 
@@ -177,7 +177,7 @@ fn work(asked: &mpsc::Receiver<RegisterJob>, held: &mpsc::Sender<Ready>, waiting
         match step {
             Step::Again => now.push_back(job),
             Step::Later => {
-                if let Some(wait) = job.next_look() {
+                if let Some(wait) = job.next_poll() {
                     job.due = Instant::now() + wait;
                     later.push(job);
                 }
@@ -189,11 +189,11 @@ fn work(asked: &mpsc::Receiver<RegisterJob>, held: &mpsc::Sender<Ready>, waiting
 
 impl RegisterJob {
     /// Starts a new round; returns the wait before it. `None`: no further round.
-    fn next_look(&mut self) -> Option<Duration> {
+    fn next_poll(&mut self) -> Option<Duration> {
         self.at = 0;
         let wait = AGAIN * (1 << self.rounds.min(6));
         self.rounds += 1;
-        (self.held < MOST && self.rounds < LOOKS).then_some(wait)
+        (self.held < MOST && self.rounds < POLLS).then_some(wait)
     }
 
     /// Pins the present pages of the next part.
@@ -293,13 +293,13 @@ mod tests {
             due: Instant::now(),
         };
         let mut sparse = job();
-        let waits: Vec<Duration> = std::iter::from_fn(|| sparse.next_look()).take(99).collect();
-        assert_eq!(waits.len() as u32, LOOKS - 1);
+        let waits: Vec<Duration> = std::iter::from_fn(|| sparse.next_poll()).take(99).collect();
+        assert_eq!(waits.len() as u32, POLLS - 1);
         assert_eq!((waits[0], waits[1]), (AGAIN, 2 * AGAIN));
         assert_eq!(waits.iter().max(), Some(&(64 * AGAIN)));
         let mut scattered = job();
         scattered.held = MOST;
-        assert_eq!(scattered.next_look(), None);
+        assert_eq!(scattered.next_poll(), None);
     }
 
     #[test]

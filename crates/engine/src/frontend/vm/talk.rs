@@ -227,7 +227,7 @@ impl Talk {
                 }
                 TalkPhase::Applying => {
                     let answer = frontend.later(&mut Turn { core, client });
-                    self.take(answer)?;
+                    self.handle_answer(answer)?;
                     if self.phase == TalkPhase::Applying {
                         return Ok(any);
                     }
@@ -419,10 +419,10 @@ impl Talk {
         };
         let answer = frontend.message(&mut Turn { core, client }, &message);
         self.phase = TalkPhase::Applying;
-        self.take(answer)
+        self.handle_answer(answer)
     }
 
-    fn take(&mut self, answer: Answer) -> Result<(), Closing> {
+    fn handle_answer(&mut self, answer: Answer) -> Result<(), Closing> {
         match answer {
             Answer::Now => self.phase = TalkPhase::Settling,
             Answer::Later => {}

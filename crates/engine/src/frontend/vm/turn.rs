@@ -1,8 +1,8 @@
 //! Implements [`Frontend`] for VMs: each call goes over the clients. After a turn with work, rings
 //! are not polled for [`REST_TURNS`] turns.
 
-use super::look::AT_ONCE;
 use super::protocol::{Closing, Turn};
+use super::within_base::AT_ONCE;
 use super::{Life, REMOVAL_GRACE_NS, REMOVED, RETRY_NS, Vm, VmMessage, Vms};
 use crate::core::Core;
 use crate::frontend::{Beside, Frontend};
@@ -39,8 +39,8 @@ impl Frontend for Vms {
                 _ => 0,
             };
             let index = self.calm[self.calm_next];
-            let machine = self.all.get(index as usize);
-            if machine.is_some_and(|m| m.as_ref().is_some_and(|m| m.has_rung())) {
+            let vm = self.all.get(index as usize);
+            if vm.is_some_and(|m| m.as_ref().is_some_and(|m| m.has_rung())) {
                 self.serve_calm(core, index);
                 return true;
             }
@@ -52,16 +52,16 @@ impl Frontend for Vms {
         let index = self.index;
         for key in keys.iter().filter(|key| index.has_key(**key)) {
             let (index, generation) = ((key >> 16) as u32 & 0xFF_FFFF, (key >> 40) as u16);
-            let Some(machine) = self.get(index, generation) else {
+            let Some(vm) = self.get(index, generation) else {
                 continue;
             };
             match (key & 0xFFFF) as usize {
-                0 => machine.talk.ready(),
-                _ if matches!(machine.life, Life::Draining(_)) => {}
+                0 => vm.talk.ready(),
+                _ if matches!(vm.life, Life::Draining(_)) => {}
                 what => {
                     let Vm {
                         client, frontend, ..
-                    } = machine;
+                    } = vm;
                     frontend.ready(&mut Turn { core, client }, what - 1);
                 }
             }
@@ -81,13 +81,13 @@ impl Frontend for Vms {
 
     fn arm(&mut self, core: &mut Core) -> bool {
         let mut may = true;
-        for machine in self.all.iter_mut().flatten() {
-            if matches!(machine.life, Life::Draining(_)) {
+        for vm in self.all.iter_mut().flatten() {
+            if matches!(vm.life, Life::Draining(_)) {
                 continue;
             }
             let Vm {
                 client, frontend, ..
-            } = &mut **machine;
+            } = &mut **vm;
             may &= frontend.arm(&mut Turn { core, client });
         }
         may && !core.has_ended(self.index)
@@ -124,33 +124,33 @@ impl Frontend for Vms {
     fn tick(&mut self, core: &mut Core) {
         let now = core.now_ns();
         for at in 0..self.all.len() {
-            let Some(machine) = &mut self.all[at] else {
+            let Some(vm) = &mut self.all[at] else {
                 continue;
             };
-            match machine.life {
+            match vm.life {
                 Life::Draining(why) => {
                     self.drained(core, at, why);
                     continue;
                 }
-                Life::Removed(until) if now >= until => machine.client.fail(REMOVED),
+                Life::Removed(until) if now >= until => vm.client.fail(REMOVED),
                 _ => {}
             }
             let is_late = |limit: Option<u64>| limit.is_some_and(|limit| now >= limit);
-            if is_late(machine.talk.deadline_ns()) || is_late(machine.frontend.deadline_ns()) {
+            if is_late(vm.talk.deadline_ns()) || is_late(vm.frontend.deadline_ns()) {
                 core.blame(None);
-                machine.talk.ready();
-                machine.talk(core);
+                vm.talk.ready();
+                vm.talk(core);
             }
-            if is_late(machine.talk.deadline_ns()) {
-                let why = machine.talk.overdue();
-                machine.client.fail(why);
+            if is_late(vm.talk.deadline_ns()) {
+                let why = vm.talk.overdue();
+                vm.client.fail(why);
             }
-            machine.client.is_heard = machine.talk.hears();
+            vm.client.is_heard = vm.talk.hears();
             let Vm {
                 client, frontend, ..
-            } = &mut **machine;
+            } = &mut **vm;
             frontend.tick(&mut Turn { core, client });
-            machine.show(core);
+            vm.show(core);
         }
     }
 
@@ -167,11 +167,11 @@ impl Frontend for Vms {
     }
 
     fn export_changed(&mut self, core: &mut Core, export: ExportId) -> u32 {
-        for machine in self.all.iter_mut().flatten() {
-            if machine.client.export.export == export && machine.life == Life::Open {
+        for vm in self.all.iter_mut().flatten() {
+            if vm.client.export.export == export && vm.life == Life::Open {
                 let Vm {
                     client, frontend, ..
-                } = &mut **machine;
+                } = &mut **vm;
                 frontend.changed(&mut Turn { core, client });
             }
         }
@@ -182,19 +182,19 @@ impl Frontend for Vms {
         let until = core.now_ns().saturating_add(REMOVAL_GRACE_NS);
         let mut left = 0;
         for at in 0..self.all.len() {
-            let Some(machine) = &mut self.all[at] else {
+            let Some(vm) = &mut self.all[at] else {
                 continue;
             };
-            if machine.client.export.export != export || machine.life != Life::Open {
+            if vm.client.export.export != export || vm.life != Life::Open {
                 continue;
             }
-            machine.life = Life::Removed(until);
-            if let Some(lane) = machine.client.lane.take() {
-                core.carried.orphan_machine(lane);
+            vm.life = Life::Removed(until);
+            if let Some(lane) = vm.client.lane.take() {
+                core.recovered.orphan_vm(lane);
             }
             let Vm {
                 client, frontend, ..
-            } = &mut **machine;
+            } = &mut **vm;
             let stays = frontend.removed(&mut Turn { core, client });
             left += self.end_commands(core, at);
             if !stays {

@@ -135,15 +135,15 @@ impl Delays {
         self.was_idle = true;
     }
 
-    /// 0 if not timed. Offloaded (`away`) ones are only counted.
+    /// 0 if not timed. Offloaded (`remote`) ones are only counted.
     #[inline]
-    pub(crate) fn begun(&mut self, device: u8, op: &Op, away: bool) -> u64 {
+    pub(crate) fn begun(&mut self, device: u8, op: &Op, remote: bool) -> u64 {
         let Some(number) = number_of(device, op) else {
             return 0;
         };
         let timed = &mut self.timed[number];
         timed.begun = timed.begun.saturating_add(ONE_BEGUN);
-        if away || timed.begun_ns != 0 {
+        if remote || timed.begun_ns != 0 {
             return 0;
         }
         timed.size = size_of(op) as u8;
@@ -182,7 +182,7 @@ impl Delays {
         self.some_at_once = some_at_once;
     }
 
-    pub(super) fn tell(&mut self, scheduler: &mut Scheduler, now_ns: u64) {
+    pub(super) fn report(&mut self, scheduler: &mut Scheduler, now_ns: u64) {
         let timed = &mut self.timed;
         self.in_use.retain(|number| {
             let timed = &mut timed[usize::from(*number)];
@@ -193,7 +193,7 @@ impl Delays {
             keep
         });
         for kind in 0..KINDS {
-            self.tell_kind(scheduler, kind, now_ns);
+            self.publish_kind(scheduler, kind, now_ns);
         }
         self.longest_ns -= self.longest_ns >> 3;
         if now_ns.saturating_sub(self.aged_ns) >= AGE_NS {
@@ -204,7 +204,7 @@ impl Delays {
         }
     }
 
-    fn tell_kind(&mut self, scheduler: &mut Scheduler, kind: usize, now_ns: u64) {
+    fn publish_kind(&mut self, scheduler: &mut Scheduler, kind: usize, now_ns: u64) {
         let resource = RESOURCES[kind];
         let target_ns = scheduler.params().target_delay_ns;
         let turns_ns = self.longest_ns + self.took_ns;

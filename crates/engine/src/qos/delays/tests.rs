@@ -113,7 +113,7 @@ impl Desk {
             self.now_ns += MS;
             self.delays.idle();
             self.delays.turn(self.now_ns);
-            self.delays.tell(&mut self.scheduler, self.now_ns);
+            self.delays.report(&mut self.scheduler, self.now_ns);
             self.scheduler.refill(1, 0);
         }
         self.factor()

@@ -331,7 +331,7 @@ fn sockets_without_records_are_newcomers_or_end() {
         accepted: 128,
     });
     sockets[2].1 = Err(NoFacts::Moving);
-    let blamed = Some(Blamed::Newcomer { socket: 1004 });
+    let blamed = Some(Blamed::Handshake { socket: 1004 });
     let made = plan(&dead.region, &dead, &sockets, blamed, &lanes(), 5);
     assert_eq!(made.handshakes, [0]);
     let why = [Closing::Unrecorded, Closing::Unreadable, Closing::Blamed];

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::associations::Associations;
-use crate::core::CarriedSpan;
+use crate::core::RecoveredSpan;
 use crate::exports::ExportTable;
 use crate::memory::Memory;
 use crate::takeover::install::install;
@@ -22,8 +22,8 @@ fn with_a_write() -> (Dead, Sockets) {
     (dead, sockets)
 }
 
-fn everything(volume: u64) -> CarriedSpan {
-    CarriedSpan {
+fn everything(volume: u64) -> RecoveredSpan {
+    RecoveredSpan {
         volume: VolumeId(volume),
         bytes: 0..u64::MAX,
         write: true,
@@ -95,7 +95,7 @@ fn damage_everywhere_leaves_one_span_for_each_volume() {
         record.volume.store(lane as u64 % 5 + 8, Relaxed);
     }
     let made = plan(&dead.region, &dead, &[], None, &lanes(), 5);
-    let all: Vec<CarriedSpan> = (8..13).map(everything).collect();
+    let all: Vec<RecoveredSpan> = (8..13).map(everything).collect();
     assert_eq!(made.spans.by_reactor(2), [all.clone(), all]);
 }
 

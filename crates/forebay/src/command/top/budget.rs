@@ -262,13 +262,13 @@ pub(super) fn add_up(volumes: &mut [VolumeView]) {
     };
     let mut sums: BTreeMap<String, [(f64, f64); 2]> = BTreeMap::new();
     for export in &*volumes {
-        let (figures, sum) = (&export.figures, sums.entry(name(export)).or_default());
+        let (rates, sum) = (&export.rates, sums.entry(name(export)).or_default());
         let given = |of: fn(&VolumePart) -> Option<u64>| {
             let part = export.budget.as_ref().and_then(of);
             part.map_or(0.0, |given| given as f64)
         };
-        sum[0].0 += figures.iops();
-        sum[0].1 += figures.read_bytes_s + figures.write_bytes_s;
+        sum[0].0 += rates.iops();
+        sum[0].1 += rates.read_bytes_s + rates.write_bytes_s;
         sum[1].0 += given(|part| part.granted_iops);
         sum[1].1 += given(|part| part.granted_bytes_s);
     }
@@ -276,7 +276,7 @@ pub(super) fn add_up(volumes: &mut [VolumeView]) {
         let sum = sums.get(&name(export));
         if let (Some([used, given]), Some(part)) = (sum, &mut export.budget) {
             let limit = reached(*used, *given, part.limit_iops, part.limit_bytes_s);
-            let limit = limit.filter(|_| export.figures.throttled_s > 0.0);
+            let limit = limit.filter(|_| export.rates.throttled_s > 0.0);
             part.why = limit.map(|limit| format!("at its own limit of {limit}"));
         }
     }
@@ -285,7 +285,7 @@ pub(super) fn add_up(volumes: &mut [VolumeView]) {
 impl Use {
     /// A tenant below its limit is not hurt if only its volumes' limits cause waits.
     pub(super) fn beside(mut self, volumes: &[VolumeView]) -> Self {
-        let waits = |volume: &&VolumeView| volume.figures.throttled_s > 0.0;
+        let waits = |volume: &&VolumeView| volume.rates.throttled_s > 0.0;
         let waiting: Vec<&VolumeView> = volumes.iter().filter(waits).collect();
         let at_limit =
             |volume: &&VolumeView| volume.budget.as_ref().is_some_and(|of| of.why.is_some());
@@ -299,11 +299,11 @@ impl Use {
 
 impl VolumeView {
     pub(crate) fn words(&self) -> Vec<String> {
-        let figures = &self.figures;
-        let Some(part) = self.budget.as_ref().filter(|_| figures.throttled_s > 0.0) else {
+        let rates = &self.rates;
+        let Some(part) = self.budget.as_ref().filter(|_| rates.throttled_s > 0.0) else {
             return Vec::new();
         };
-        let (throttled_s, time) = (figures.throttled_s, latency(part.throttled_ns));
+        let (throttled_s, time) = (rates.throttled_s, latency(part.throttled_ns));
         let mut words = vec![format!("{throttled_s:.0}/s wait {time}")];
         words.extend(part.why.clone());
         words.push(given_text(part.granted_iops, part.granted_bytes_s));

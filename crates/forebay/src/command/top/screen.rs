@@ -38,13 +38,13 @@ pub(crate) fn text(view: &View, size: Size, last: &str) -> String {
     lines.push(title);
     let mut rows = vec![row("all", &view.total, name_width)];
     for tenant in &view.tenants {
-        rows.push(row(&tenant.name, &tenant.figures, name_width));
+        rows.push(row(&tenant.name, &tenant.rates, name_width));
         let words = tenant.budget.as_ref().map(Use::words);
         say(&mut rows, 2, words.unwrap_or_default(), size.columns);
         for volume in &tenant.volumes {
             rows.push(row(
                 &format!("  {}", volume.name),
-                &volume.figures,
+                &volume.rates,
                 name_width,
             ));
             say(&mut rows, 4, volume.words(), size.columns);
@@ -131,18 +131,18 @@ fn off(reactors: &[ReactorView]) -> String {
     }
 }
 
-fn row(name: &str, figures: &SampleRates, name_width: usize) -> String {
+fn row(name: &str, rates: &SampleRates, name_width: usize) -> String {
     let mut line = format!("{:name_width$}", cut(name, name_width));
     let megabytes = |bytes_s: f64| short(bytes_s / 1e6);
     let cells = [
-        short(figures.read_iops),
-        short(figures.write_iops),
-        megabytes(figures.read_bytes_s),
-        megabytes(figures.write_bytes_s),
-        latency(figures.p50_ns),
-        latency(figures.p99_ns),
-        short(figures.errors_s),
-        figures.in_flight.to_string(),
+        short(rates.read_iops),
+        short(rates.write_iops),
+        megabytes(rates.read_bytes_s),
+        megabytes(rates.write_bytes_s),
+        latency(rates.p50_ns),
+        latency(rates.p99_ns),
+        short(rates.errors_s),
+        rates.in_flight.to_string(),
     ];
     for (cell, (_, width)) in cells.iter().zip(COLUMNS) {
         line.push_str(&format!("{cell:>width$}"));

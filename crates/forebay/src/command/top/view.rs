@@ -66,7 +66,7 @@ pub(crate) struct Space {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct Tenant {
     pub(crate) name: String,
-    pub(crate) figures: SampleRates,
+    pub(crate) rates: SampleRates,
     /// If any tenant has a budget.
     pub(crate) budget: Option<Use>,
     pub(crate) volumes: Vec<VolumeView>,
@@ -75,7 +75,7 @@ pub(crate) struct Tenant {
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub(crate) struct VolumeView {
     pub(crate) name: String,
-    pub(crate) figures: SampleRates,
+    pub(crate) rates: SampleRates,
     /// If any budget is stated.
     pub(crate) budget: Option<VolumePart>,
 }
@@ -169,7 +169,7 @@ impl Counts {
         self.times = self.times.plus(&other.times);
     }
 
-    fn figures(&self, seconds: f64) -> SampleRates {
+    fn rates(&self, seconds: f64) -> SampleRates {
         let rate = |count: u64| count as f64 / seconds;
         SampleRates {
             read_iops: rate(self.read[0]),
@@ -203,16 +203,16 @@ impl View {
             sum.add(&counts);
             volumes.push(VolumeView {
                 name: lane.volume.clone(),
-                figures: counts.figures(seconds),
+                rates: counts.rates(seconds),
                 budget: of_tenant(now, &lane.tenant).map(|_| VolumePart::between(earlier, lane)),
             });
         }
         let tenants = tenants.into_iter().map(|(name, (sum, mut volumes))| {
-            volumes.sort_by_key(|volume| rank(order, &volume.figures));
+            volumes.sort_by_key(|volume| rank(order, &volume.rates));
             add_up(&mut volumes);
             Tenant {
                 name: name.to_owned(),
-                figures: sum.figures(seconds),
+                rates: sum.rates(seconds),
                 budget: of_tenant(now, name)
                     .map(|of| Use::between(of_tenant(before, name), of, seconds))
                     .map(|of| of.beside(&volumes)),
@@ -220,7 +220,7 @@ impl View {
             }
         });
         let mut tenants: Vec<Tenant> = tenants.collect();
-        tenants.sort_by_key(|tenant| rank(order, &tenant.figures));
+        tenants.sort_by_key(|tenant| rank(order, &tenant.rates));
         let cpu_s = |stats: &Stats| {
             let engine = stats.engine.as_ref()?;
             Some((engine.pid, engine.cpu_user_s + engine.cpu_system_s))
@@ -246,7 +246,7 @@ impl View {
             engine_cpu_percent,
             takeovers: now.takeover.takeovers,
             pool,
-            total: total.figures(seconds),
+            total: total.rates(seconds),
             tenants,
             reactors: now
                 .reactors
@@ -266,14 +266,14 @@ fn of_tenant<'a>(stats: &'a Stats, name: &str) -> Option<&'a TenantStats> {
 }
 
 /// A stable sort keeps equal ones by name.
-fn rank(order: TopOrder, figures: &SampleRates) -> Reverse<u64> {
+fn rank(order: TopOrder, rates: &SampleRates) -> Reverse<u64> {
     Reverse(match order {
         // Keeps three decimals.
-        TopOrder::Iops => (figures.iops() * 1e3) as u64,
-        TopOrder::Bytes => ((figures.read_bytes_s + figures.write_bytes_s) * 1e3) as u64,
-        TopOrder::P99 => figures.p99_ns.unwrap_or(0),
-        TopOrder::InFlight => figures.in_flight,
-        TopOrder::Throttled => (figures.throttled_s * 1e3) as u64,
+        TopOrder::Iops => (rates.iops() * 1e3) as u64,
+        TopOrder::Bytes => ((rates.read_bytes_s + rates.write_bytes_s) * 1e3) as u64,
+        TopOrder::P99 => rates.p99_ns.unwrap_or(0),
+        TopOrder::InFlight => rates.in_flight,
+        TopOrder::Throttled => (rates.throttled_s * 1e3) as u64,
         TopOrder::Name => 0,
     })
 }
@@ -404,12 +404,12 @@ pub(super) mod tests {
         assert_eq!(names, ["acme", "zoo"]);
         let acme = &view.tenants[0];
         assert_eq!(acme.volumes[0].name, "log");
-        assert_eq!(acme.volumes[0].figures.write_iops, 1_200_000.0);
-        assert_eq!(acme.volumes[0].figures.errors_s, 3.0);
-        assert_eq!(acme.volumes[1].figures.read_iops, 100.0);
-        assert_eq!(acme.figures.in_flight, 36);
-        assert_eq!(acme.figures.p99_ns, Some(20_480));
-        assert_eq!(view.tenants[1].figures.read_iops, 2000.0);
+        assert_eq!(acme.volumes[0].rates.write_iops, 1_200_000.0);
+        assert_eq!(acme.volumes[0].rates.errors_s, 3.0);
+        assert_eq!(acme.volumes[1].rates.read_iops, 100.0);
+        assert_eq!(acme.rates.in_flight, 36);
+        assert_eq!(acme.rates.p99_ns, Some(20_480));
+        assert_eq!(view.tenants[1].rates.read_iops, 2000.0);
         assert_eq!(view.total.read_iops, 2100.0);
         assert_eq!(view.total.in_flight, 164);
     }

@@ -52,8 +52,8 @@ fn a_change_is_told_once_until_the_page_is_read() {
     bench.controller.ana_is(AnaState::Optimized);
     assert_eq!(bench.controller.next_event(), None);
     bench.controller.ana_is(AnaState::Inaccessible);
-    let told = bench.controller.next_event().unwrap();
-    assert_eq!((told.cid, told.result), (1, ANA_CHANGED));
+    let reported = bench.controller.next_event().unwrap();
+    assert_eq!((reported.cid, reported.result), (1, ANA_CHANGED));
     bench.controller.ana_is(AnaState::NonOptimized);
     assert_eq!(bench.controller.next_event(), None);
     bench.data(retained(page));

@@ -122,8 +122,8 @@ fn the_discovery_list_changes() {
     bench.controller.discovery_is(6);
     assert_eq!(event(&mut bench), None, "nothing has changed for this host");
     bench.controller.discovery_is(7);
-    let told = |cid| Some((cid, Status::SUCCESS, DISCOVERY_CHANGED));
-    assert_eq!(event(&mut bench), told(1));
+    let reported = |cid| Some((cid, Status::SUCCESS, DISCOVERY_CHANGED));
+    assert_eq!(event(&mut bench), reported(1));
     bench.controller.discovery_is(8);
     assert_eq!(event(&mut bench), None);
     bench.world.generation.set(8);
@@ -131,14 +131,14 @@ fn the_discovery_list_changes() {
     bench.controller.discovery_is(8);
     assert_eq!(event(&mut bench), None);
     bench.controller.discovery_is(9);
-    assert_eq!(event(&mut bench), told(2));
+    assert_eq!(event(&mut bench), reported(2));
     // The event must survive the second piece.
     bench.world.generation.set(9);
     bench.data(get_log(log_page::DISCOVERY, 0, 1024));
     bench.world.generation.set(10);
     bench.controller.discovery_is(10);
     bench.data(get_log(log_page::DISCOVERY, 1024, 1024));
-    assert_eq!(event(&mut bench), told(3));
+    assert_eq!(event(&mut bench), reported(3));
 }
 
 #[test]

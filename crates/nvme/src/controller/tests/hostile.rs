@@ -158,6 +158,6 @@ fn states_that_lie_are_refused() {
     assert_eq!(lie(&|s| s.reservation_mask = 1), "reservation_mask");
     assert_eq!(lie(&|s| s.reservation_queued = 8), "reservation_queue");
     assert_eq!(lie(&|s| s.reservation_queued = 1), "reservation_queue");
-    assert_eq!(lie(&|s| s.ana_told = 4), "ana_told");
+    assert_eq!(lie(&|s| s.ana_reported = 4), "ana_told");
     assert_eq!(lie(&|s| s.hostnqn = [b'x'; 256]), "hostnqn");
 }

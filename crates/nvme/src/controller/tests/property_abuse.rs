@@ -21,7 +21,7 @@ fn readable(offset: u32, attrib: u8) -> bool {
 
 /// A model of CC and CSTS (Base 2.0, 3.1.3.5, 3.1.3.6, 3.6, 3.7).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-struct Told {
+struct Reported {
     cc: u32,
     ready: bool,
     failed: bool,
@@ -31,7 +31,7 @@ struct Told {
     owed: bool,
 }
 
-impl Told {
+impl Reported {
     fn csts(&self) -> u32 {
         u32::from(self.ready) | u32::from(self.failed) << 1 | self.shutdown << 2
     }
@@ -154,7 +154,7 @@ proptest! {
             false => config(),
         };
         let mut bench = Bench::connected(kind);
-        let mut told = Told::default();
+        let mut reported = Reported::default();
         let constant: Vec<_> = [(0x00, 1), (0x08, 0), (0x68, 0)]
             .map(|(offset, attrib)| get(&mut bench, offset, attrib))
             .to_vec();
@@ -168,18 +168,18 @@ proptest! {
                     prop_assert_eq!(set(&mut bench, offset, attrib, value), Err(Status::INVALID_FIELD));
                 }
                 Act::Set(_, _, value) => {
-                    let taken = told.write(value as u32, !discovery);
+                    let taken = reported.write(value as u32, !discovery);
                     prop_assert_eq!(set(&mut bench, CC, 0, value).is_ok(), taken);
                 }
                 Act::Cc(value) => {
-                    let taken = told.write(value, !discovery);
+                    let taken = reported.write(value, !discovery);
                     let done = set(&mut bench, CC, 0, value.into());
                     prop_assert_eq!(done.is_ok(), taken);
                     prop_assert!(taken || done == Err(Status::COMMAND_SEQUENCE_ERROR));
                 }
                 // May happen more than once.
-                Act::Quiesced if told.owed => {
-                    told.quiesced();
+                Act::Quiesced if reported.owed => {
+                    reported.quiesced();
                     bench.controller.quiesced();
                 }
                 Act::Quiesced => {}
@@ -189,12 +189,12 @@ proptest! {
                     bench.controller = Controller::restore(config, &state).unwrap();
                 }
             }
-            prop_assert_eq!(get(&mut bench, CC, 0), Ok(u64::from(told.cc)));
-            prop_assert_eq!(get(&mut bench, 0x1C, 0), Ok(u64::from(told.csts())));
+            prop_assert_eq!(get(&mut bench, CC, 0), Ok(u64::from(reported.cc)));
+            prop_assert_eq!(get(&mut bench, 0x1C, 0), Ok(u64::from(reported.csts())));
             let now = [(0x00, 1), (0x08, 0), (0x68, 0)];
             let now = now.map(|(offset, attrib)| get(&mut bench, offset, attrib));
             prop_assert_eq!(&now[..], &constant[..]);
-            let up = told.cc & 1 != 0 && told.ready && told.shutdown == 0 && !told.failed;
+            let up = reported.cc & 1 != 0 && reported.ready && reported.shutdown == 0 && !reported.failed;
             prop_assert_eq!(bench.controller.ready(), up);
             let alive = ended(bench.run(Sqe::new(admin::KEEP_ALIVE, 1)));
             prop_assert_eq!(alive.is_ok(), up);

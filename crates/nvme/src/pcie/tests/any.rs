@@ -25,7 +25,7 @@ proptest! {
                     let (from, run) = sq.run();
                     prop_assert!(from + run <= sq_entries && run < sq_entries);
                     let n = run.min(cq.room()).min(value);
-                    sq.take(n);
+                    sq.consume(n);
                     (0..n).for_each(|_| cq.reserve());
                 }
                 2 => {

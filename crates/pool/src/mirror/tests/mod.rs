@@ -552,8 +552,8 @@ fn the_second_copy_moves_to_another_device() {
 
 /// `MIRROR_CASES` overrides the number of cases.
 fn cases(usual: u32) -> u32 {
-    let told = std::env::var("MIRROR_CASES").ok();
-    told.and_then(|told| told.parse().ok()).unwrap_or(usual)
+    let given = std::env::var("MIRROR_CASES").ok();
+    given.and_then(|given| given.parse().ok()).unwrap_or(usual)
 }
 
 mod cuts;

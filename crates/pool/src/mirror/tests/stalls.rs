@@ -225,7 +225,7 @@ impl Lab {
     }
 
     fn open(&self, which: &[usize]) -> io::Result<Mirror> {
-        let (mut found, mut told, mut stores) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut found, mut given, mut stores) = (Vec::new(), Vec::new(), Vec::new());
         let mut areas = Vec::new();
         for at in which {
             let store = self.store(*at);
@@ -236,10 +236,10 @@ impl Lab {
             let area = Area::new(store.clone(), DeviceIndex(*at as u8), AREA_AT, AREA, OWNER);
             areas.push(area.unwrap());
             found.push(FoundArea::new(areas[areas.len() - 1].clone()));
-            told.push((at.to_string(), label.epoch));
+            given.push((at.to_string(), label.epoch));
             stores.push((label.device_uuid, store));
         }
-        let mirror = Mirror::open(found, &told)?;
+        let mirror = Mirror::open(found, &given)?;
         for (device, store) in stores {
             mirror.add_label(device, &store);
         }

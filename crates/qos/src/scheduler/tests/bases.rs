@@ -295,9 +295,9 @@ proptest! {
 fn a_base_is_what_it_takes_by_the_frontends_it_comes_by() {
     let profile = |ns: f64| Profile::line((ns, 0.0), (10.0, 0.0), 0);
     let costs = CostTable::new([10_000.0, 1000.0, 1000.0].map(|ns| [profile(ns); 3]));
-    let machines = Frontends::of([Transport::Pcie].into_iter());
+    let vms = Frontends::of([Transport::Pcie].into_iter());
     // A reactor can serve 1000 I/Os of a VM in a window of 1 ms.
-    for (frontends, fits) in [(machines, true), (Frontends::default(), false)] {
+    for (frontends, fits) in [(vms, true), (Frontends::default(), false)] {
         let mut bench = Bench::new(&[budget(100_000, 2_000_000, Burst::Metered); 2], params());
         let scheduler = &mut bench.scheduler;
         for tenant in 0..2 {

@@ -54,5 +54,5 @@ fn counted_admission(
     len: u32,
 ) -> bool {
     let cost = costs.row(Transport::Pcie, operation, len);
-    cost.is_some_and(|cost| scheduler.take(lane, cost))
+    cost.is_some_and(|cost| scheduler.spend(lane, cost))
 }

@@ -8,20 +8,20 @@
 pub mod check;
 pub mod command;
 pub mod controller;
-pub mod figures;
 pub mod item;
 pub mod queue;
+pub mod statistics;
 
 pub use command::{
     Asked, AskedAt, CommandRecord, CommandStage, CommandState, R2T_PART_BYTES, R2T_PARTS,
 };
 pub use controller::{ControllerConstants, ControllerContent, ControllerCopy, ControllerRecord};
-pub use figures::{
+pub use item::{Item, ItemRecord, Span};
+pub use queue::{QueueConstants, QueueIdentity, QueueRecord, queue_use};
+pub use statistics::{
     DeviceOp, DeviceRecord, LATENCY_BUCKETS, LaneRecord, OpKind, OpStats, TenantRecord, Times,
     TimesOf, bump, device_mark, latency_bucket, latency_bucket_end_ns,
 };
-pub use item::{Item, ItemRecord, Span};
-pub use queue::{QueueConstants, QueueIdentity, QueueRecord, queue_use};
 
 use crate::cells;
 use crate::shm::SharedMemory;
@@ -72,7 +72,7 @@ cells! {
         /// 1 after the take-over: the engine acts.
         pub resumed: AtomicU64,
         /// The number of the socket in handshake; 0: none.
-        pub newcomer: AtomicU64,
+        pub handshake: AtomicU64,
         /// CLOCK_MONOTONIC when the control thread woke, ns; 0: idle.
         pub control_since_ns: AtomicU64,
         reserved: [AtomicU64; 500],
@@ -153,10 +153,10 @@ const OF_COMMAND: u64 = 1 << 20;
 /// Marks a queue without a command.
 const OF_QUEUE: u64 = OF_COMMAND << 1;
 /// Marks a VM's command: lane and number.
-const OF_MACHINE: u64 = 1 << 30;
+const OF_VM: u64 = 1 << 30;
 /// Marks a VM without a command.
-const OF_MACHINE_ITSELF: u64 = OF_MACHINE << 1;
-const _: () = assert!((MAX_LANES as u64) << 16 <= OF_MACHINE);
+const OF_VM_ITSELF: u64 = OF_VM << 1;
+const _: () = assert!((MAX_LANES as u64) << 16 <= OF_VM);
 const _: () = assert!(MAX_QUEUES * MAX_QUEUE_ENTRIES == OF_COMMAND as usize);
 
 impl Blame {
@@ -174,19 +174,19 @@ impl Blame {
 
     /// The word for a VM's command, by its frontend's number.
     #[inline]
-    pub const fn machine(lane: u32, slot: u16) -> u64 {
-        OF_MACHINE | (lane as u64 % MAX_LANES as u64) << 16 | slot as u64
+    pub const fn vm(lane: u32, slot: u16) -> u64 {
+        OF_VM | (lane as u64 % MAX_LANES as u64) << 16 | slot as u64
     }
 
     /// The word while a VM's message or rings are read.
     #[inline]
-    pub const fn machine_itself(lane: u32) -> u64 {
-        OF_MACHINE_ITSELF | (lane as u64 % MAX_LANES as u64) << 16
+    pub const fn vm_itself(lane: u32) -> u64 {
+        OF_VM_ITSELF | (lane as u64 % MAX_LANES as u64) << 16
     }
 
     /// The lane and command of a word that names a VM.
     #[inline]
-    pub const fn machine_of_word(word: u64) -> Option<(u32, Option<u16>)> {
+    pub const fn vm_of_word(word: u64) -> Option<(u32, Option<u16>)> {
         let lane = ((word >> 16) % MAX_LANES as u64) as u32;
         match word >> 30 {
             1 => Some((lane, Some(word as u16))),
@@ -203,7 +203,7 @@ impl Blame {
 
     /// The queue and command that a word names.
     pub const fn of_word(word: u64) -> Option<Self> {
-        if word >= OF_MACHINE {
+        if word >= OF_VM {
             return None;
         }
         let at = word % OF_COMMAND;

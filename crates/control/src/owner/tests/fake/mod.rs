@@ -45,7 +45,7 @@ pub(super) struct Fake {
     /// Revoked extents on hanging devices, which may still be written.
     undrained: BTreeMap<(u8, u64), (VolumeId, u64)>,
     pub(super) abandoned: u64,
-    pub(super) fail_launders: u32,
+    pub(super) fail_zero_fills: u32,
     pub(super) fail_flushes: bool,
     pub(super) grants: HashMap<(VolumeId, u64), Word>,
     known: Vec<DeviceConfig>,
@@ -87,7 +87,7 @@ impl Fake {
             hung: BTreeSet::new(),
             undrained: BTreeMap::new(),
             abandoned: 0,
-            fail_launders: 0,
+            fail_zero_fills: 0,
             fail_flushes: false,
             grants: HashMap::new(),
             known: Vec::new(),
@@ -115,10 +115,10 @@ impl Fake {
         (self.channel, self.readiness) = (channel, readiness);
         let revokes = self.open_revokes.iter().map(|(n, ..)| Held::Revoke(*n));
         let jobs = self.open_jobs.iter().map(|(n, work)| Held::Job(*n, *work));
-        let told = revokes.chain(jobs).map(|held| (held, vec![]));
+        let reported = revokes.chain(jobs).map(|held| (held, vec![]));
         self.held
             .retain(|(held, _)| matches!(held, Held::Socket(_) | Held::Memory));
-        self.held.extend(told);
+        self.held.extend(reported);
         self.open_jobs
             .retain(|(_, work)| !matches!(work, Job::Settle { .. }));
         self.held.extend(self.known.iter().map(|device| {
@@ -338,7 +338,11 @@ impl Fake {
                 let mut taken = Vec::new();
                 for extent in range.first..range.end() {
                     let key = (*volume, extent);
-                    if self.grants.get(&key).is_some_and(|word| word.is_ahead()) {
+                    if self
+                        .grants
+                        .get(&key)
+                        .is_some_and(|word| word.is_preallocated())
+                    {
                         self.grants.remove(&key);
                         taken.push(ExtentRange::new(extent, 1));
                     }
@@ -346,17 +350,24 @@ impl Fake {
                 let revoke = *revoke;
                 self.say(&FromEngine::TookBack { revoke, taken });
             }
-            ToEngine::CountAhead {
+            ToEngine::CountPreallocated {
                 count,
                 volume,
                 range,
             } => {
-                let is_ahead = |((v, extent), word): (&(VolumeId, u64), &Word)| {
-                    v == volume && range.contains(*extent) && word.is_ahead()
+                let is_preallocated = |((v, extent), word): (&(VolumeId, u64), &Word)| {
+                    v == volume && range.contains(*extent) && word.is_preallocated()
                 };
-                let ahead = self.grants.iter().filter(|one| is_ahead(*one)).count() as u64;
+                let preallocated = self
+                    .grants
+                    .iter()
+                    .filter(|one| is_preallocated(*one))
+                    .count() as u64;
                 let count = *count;
-                self.say(&FromEngine::AheadCounted { count, ahead });
+                self.say(&FromEngine::PreallocatedCounted {
+                    count,
+                    preallocated,
+                });
             }
             ToEngine::Abandon { revoke } => {
                 self.open_revokes.retain(|(number, ..)| number != revoke);
@@ -365,7 +376,7 @@ impl Fake {
             ToEngine::Job { job, work } => {
                 self.jobs.push(*work);
                 self.open_jobs.push_back((*job, *work));
-                if let Job::Launder { device, extents } = work {
+                if let Job::ZeroFill { device, extents } = work {
                     let range = (device.0, extents.first)..(device.0, extents.end());
                     let undrained = self.undrained.range(range).next();
                     assert_eq!(undrained, None, "laundered while it may be written to");
@@ -390,12 +401,15 @@ impl Fake {
         }
         for extent in range.first..range.end() {
             let word = word.advance(extent - range.first);
-            if word.rights() != Some(Rights::Hole) || word.is_ahead() {
+            if word.rights() != Some(Rights::Hole) || word.is_preallocated() {
                 let at = (word.device().0, word.extent().0);
-                let being_laundered = self.open_jobs.iter().any(|(_, job)| {
-                    matches!(job, Job::Launder { device, extents } if device.0 == at.0 && extents.contains(at.1))
+                let being_zero_filled = self.open_jobs.iter().any(|(_, job)| {
+                    matches!(job, Job::ZeroFill { device, extents } if device.0 == at.0 && extents.contains(at.1))
                 });
-                assert!(!being_laundered, "{at:?} is granted while it is laundered");
+                assert!(
+                    !being_zero_filled,
+                    "{at:?} is granted while it is laundered"
+                );
                 let owner = *self.places.entry(at).or_insert((volume, extent));
                 assert_eq!(owner, (volume, extent), "{at:?} is granted twice");
                 let writer = self.undrained.get(&at);
@@ -467,15 +481,15 @@ impl Fake {
     pub(super) fn end_job(&mut self, job: u64) {
         let at = self.open_jobs.iter().position(|(n, _)| *n == job).unwrap();
         let (_, work) = self.open_jobs[at];
-        let (Job::Flush { device } | Job::Launder { device, .. } | Job::Settle { device }) = work;
+        let (Job::Flush { device } | Job::ZeroFill { device, .. } | Job::Settle { device }) = work;
         if self.hung.contains(&device.0) {
             return;
         }
         self.open_jobs.remove(at);
         let mut errno = (self.fail_flushes && matches!(work, Job::Flush { .. })).then_some(5);
-        if let Job::Launder { device, extents } = work {
-            if self.fail_launders > 0 {
-                self.fail_launders -= 1;
+        if let Job::ZeroFill { device, extents } = work {
+            if self.fail_zero_fills > 0 {
+                self.fail_zero_fills -= 1;
                 errno = Some(5);
             } else {
                 self.places

@@ -65,15 +65,15 @@ fn qos_set_storm() {
             }
         }
         rig.pass(draw(2 * WINDOW_NS / (1 + u64::from(change) % 7)));
-        rig.b.core.submit();
+        rig.b.core.end_turn();
         while let Some(done) = rig.b.core.next_done() {
             ended[done.lane.0 as usize - 3].push(done.owner.slot);
             assert_eq!(done.status, Status::SUCCESS);
-            rig.b.core.staging.give(done.buffer.unwrap());
+            rig.b.core.staging.release(done.buffer.unwrap());
         }
     }
     rig.b.core.set_admission(None);
-    rig.b.core.submit();
+    rig.b.core.end_turn();
     while let Some(done) = rig.b.core.next_done() {
         ended[done.lane.0 as usize - 3].push(done.owner.slot);
     }

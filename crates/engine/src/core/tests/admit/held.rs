@@ -162,11 +162,11 @@ fn a_stop_waits_for_no_tiny_budget() {
 fn to_end_commands_takes_no_memory_from_bursts() {
     let mut b = bench_with("ram");
     let burst: Vec<_> = (0..64)
-        .map_while(|_| b.core.staging.take(64 << 10))
+        .map_while(|_| b.core.staging.allocate(64 << 10))
         .collect();
     burst
         .into_iter()
-        .for_each(|buffer| b.core.staging.give(buffer));
+        .for_each(|buffer| b.core.staging.release(buffer));
     b.core.tick();
     let record = b.core.record();
     let before = record.staging_borrowed_bytes.load(Relaxed);
@@ -174,8 +174,8 @@ fn to_end_commands_takes_no_memory_from_bursts() {
     for _ in 0..100 {
         b.core
             .end_waiting(Status::COMMAND_ABORT_REQUESTED, |_, _, _| false);
-        b.core.carried.orphan(3);
-        b.core.submit();
+        b.core.recovered.orphan(3);
+        b.core.end_turn();
     }
     b.core.tick();
     assert_eq!(record.staging_borrowed_bytes.load(Relaxed), before);
@@ -219,7 +219,7 @@ fn a_pair_waits_for_nothing_that_waits_behind_it() {
     let mut rig = rig(&fixed(1), &fixed(100));
     let first = rig.read(3);
     let block = |core: &mut Core, value: u8| {
-        let mut buffer = core.staging.take(4096).unwrap();
+        let mut buffer = core.staging.allocate(4096).unwrap();
         buffer.as_mut_slice().fill(value);
         Some(buffer)
     };
@@ -258,7 +258,7 @@ fn a_pair_waits_for_nothing_that_waits_behind_it() {
     assert_eq!(rig.ended_well(), [first]);
     rig.pass(WINDOW_NS);
     assert_eq!(rig.ended_well(), [100]);
-    rig.b.core.carried.pair_answered(record);
+    rig.b.core.recovered.pair_answered(record);
     rig.pass(WINDOW_NS);
     assert_eq!(rig.ended_well(), [behind]);
 }

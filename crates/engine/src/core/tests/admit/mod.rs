@@ -110,7 +110,7 @@ impl Rig {
             IoOp::WriteZeroes { .. } => 0,
             _ => op.len_bytes() as u32,
         };
-        let buffer = (len_bytes > 0).then(|| self.b.core.staging.take(len_bytes).unwrap());
+        let buffer = (len_bytes > 0).then(|| self.b.core.staging.allocate(len_bytes).unwrap());
         let new = NewIo {
             owner: Owner {
                 frontend: FrontendIndex(0),
@@ -128,7 +128,7 @@ impl Rig {
             Ok(()) => Some(slot),
             Err(new) => {
                 if let Some(buffer) = new.buffer {
-                    self.b.core.staging.give(buffer);
+                    self.b.core.staging.release(buffer);
                 }
                 None
             }
@@ -149,7 +149,7 @@ impl Rig {
 
     /// Ends the turn. The device is memory, so commands that began have ended.
     fn ended(&mut self) -> Vec<(u16, Status)> {
-        self.b.core.submit();
+        self.b.core.end_turn();
         for _ in crate::patience::patiently() {
             self.b.core.reap();
             if self.b.core.slices.in_flight() == 0 && !self.b.core.flusher.is_busy() {
@@ -159,7 +159,7 @@ impl Rig {
         let mut ended = Vec::new();
         while let Some(done) = self.b.core.next_done() {
             if let Some(buffer) = done.buffer {
-                self.b.core.staging.give(buffer);
+                self.b.core.staging.release(buffer);
             }
             ended.push((done.owner.slot, done.status));
         }
@@ -337,7 +337,7 @@ fn what_is_throttled_ends_with_its_owner_its_connection_or_its_lane() {
     let ended = rig.ended_well();
     assert_eq!(ended, [noisy[2], quiet[1]]);
     assert_eq!(rig.throttled(3).1, 5);
-    rig.b.core.carried.orphan(3);
+    rig.b.core.recovered.orphan(3);
     let ended = rig.ended();
     let expected = [noisy[3], noisy[5], noisy[6], noisy[7], more];
     let interrupted = Status::COMMAND_INTERRUPTED;
@@ -385,7 +385,7 @@ fn what_a_dead_engine_had_begun_is_not_charged() {
     rig.read(3);
     assert_eq!(rig.ended_well(), [first]);
     let slot = rig.b.next_slot;
-    rig.b.core.carried.carry(&[CarriedSpan {
+    rig.b.core.recovered.recover(&[RecoveredSpan {
         volume: V,
         bytes: 0..4096,
         write: true,

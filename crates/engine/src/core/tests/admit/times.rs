@@ -41,8 +41,8 @@ fn what_comes_behind_a_refused_command_is_over_budget_too() {
     // Two begin at once.
     assert_eq!(now, (before.0 + 5, before.1 + 4 * WINDOW_NS));
     let tenant = &rig.b.core.region.tenants()[0];
-    let told = (&tenant.throttled_ops, &tenant.throttled_ns);
-    assert_eq!((told.0.load(Relaxed), told.1.load(Relaxed)), now);
+    let reported = (&tenant.throttled_ops, &tenant.throttled_ns);
+    assert_eq!((reported.0.load(Relaxed), reported.1.load(Relaxed)), now);
 }
 
 /// Waits for turns do not count.

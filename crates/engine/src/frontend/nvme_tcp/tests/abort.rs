@@ -84,7 +84,7 @@ fn what_waits_for_memory_is_aborted_and_what_a_device_has_is_not() {
     host.say(&write_in_capsule(1, 0, 1), &[1; 4096]);
     rig.turns(2);
     assert_eq!(rig.gate.held(), 1);
-    let all: Vec<StagingBuffer> = std::iter::from_fn(|| rig.core.staging.take(4096)).collect();
+    let all: Vec<StagingBuffer> = std::iter::from_fn(|| rig.core.staging.allocate(4096)).collect();
     for cid in 2..6 {
         host.say(&rw(2, cid, 5, 1), &[]);
     }
@@ -95,7 +95,7 @@ fn what_waits_for_memory_is_aborted_and_what_a_device_has_is_not() {
     }
     assert_eq!(abort(&mut rig, &mut admin, 1, 1), 1);
     for buffer in all {
-        rig.core.staging.give(buffer);
+        rig.core.staging.release(buffer);
     }
     assert_eq!(answers(&mut rig, &mut host), [(4, Status::SUCCESS)]);
     rig.gate.release();
@@ -117,15 +117,15 @@ fn a_carried_command_that_is_aborted_holds_nobody_back() {
     rig.map_all();
     let (mut admin, cntlid) = rig.admin();
     let mut host = rig.io(cntlid, 1, 32);
-    let all: Vec<StagingBuffer> = std::iter::from_fn(|| rig.core.staging.take(4096)).collect();
+    let all: Vec<StagingBuffer> = std::iter::from_fn(|| rig.core.staging.allocate(4096)).collect();
     host.say(&rw(1, 1, 0, 1), &[]);
     rig.turns(2);
-    rig.carry(1);
+    rig.recover(1);
     assert_eq!(abort(&mut rig, &mut admin, 1, 1), 0);
     assert_eq!(answers(&mut rig, &mut host), [(1, ABORTED)]);
-    assert!(!rig.core.carried.any());
+    assert!(!rig.core.recovered.any());
     for buffer in all {
-        rig.core.staging.give(buffer);
+        rig.core.staging.release(buffer);
     }
     host.say(&write_in_capsule(2, 0, 1), &[2; 4096]);
     assert_eq!(answers(&mut rig, &mut host), [(2, Status::SUCCESS)]);

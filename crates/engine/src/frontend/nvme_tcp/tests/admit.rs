@@ -137,8 +137,8 @@ fn deep_queues_over_budget_wait_in_their_connections() {
         ended.len()
     };
     assert_eq!(next(&mut rig, &mut host), 2);
-    let held = |rig: &rig::Rig| (rig.core.busy_ios(), rig.core.staging.out());
-    assert_eq!(held(&rig), (24, 24));
+    let charge = |rig: &rig::Rig| (rig.core.busy_ios(), rig.core.staging.out());
+    assert_eq!(charge(&rig), (24, 24));
     rig.core.begin_turn();
     rig.turns(1);
     assert!(rig.frontend.is_idle() && !rig.core.must_turn());
@@ -149,18 +149,18 @@ fn deep_queues_over_budget_wait_in_their_connections() {
     for _ in 0..40 {
         pass_window(&mut rig);
         let before = next(&mut rig, &mut host);
-        assert!(before <= 59 && held(&rig).0 <= 32);
+        assert!(before <= 59 && charge(&rig).0 <= 32);
     }
     let all: Vec<u16> = (0..60).filter(|cid| *cid != 38).collect();
     assert_eq!(ended, all);
-    assert_eq!((rig.held_bytes(), held(&rig)), (0, (0, 0)));
+    assert_eq!((rig.held_bytes(), charge(&rig)), (0, (0, 0)));
     for cid in 0..60 {
         host.say(&rw(2, cid, u64::from(cid), 1), &[]);
     }
     rig.turns(5);
     drop((host, admin));
     rig.turns(10);
-    assert_eq!((rig.frontend.count(), held(&rig)), (0, (0, 0)));
+    assert_eq!((rig.frontend.count(), charge(&rig)), (0, (0, 0)));
 }
 
 /// All throttled time of deep queues counts as throttled time only.
@@ -232,7 +232,7 @@ fn over_budget_data_is_asked_for_while_half_of_the_buffers_are_left() {
     rig.core.clock.set_clock_ns(now_ns);
     rig.core.admit_all_by(&Budget::fixed(1000));
     let long = 512 << 10;
-    let others: Vec<_> = (0..40).map(|_| rig.core.staging.take(long)).collect();
+    let others: Vec<_> = (0..40).map(|_| rig.core.staging.allocate(long)).collect();
     let is_asked = |host: &mut Host| matches!(host.hear(), Some((Pdu::R2t(_), _)));
     let write = |cid| rw(1, cid, 0, 128);
     host.say(&write(1), &[]);
@@ -247,7 +247,7 @@ fn over_budget_data_is_asked_for_while_half_of_the_buffers_are_left() {
     rig.turns(3);
     assert!(!is_asked(&mut host));
     for buffer in others.into_iter().flatten() {
-        rig.core.staging.give(buffer);
+        rig.core.staging.release(buffer);
     }
     rig.turns(2);
     assert!(is_asked(&mut host));
@@ -411,7 +411,7 @@ fn data_in_capsules_takes_no_more_buffers_than_are_left_to_others() {
     let mut rig = rig();
     rig.map_all();
     let scarce: Vec<_> = (0..1700)
-        .map(|_| rig.core.staging.take(4096).unwrap())
+        .map(|_| rig.core.staging.allocate(4096).unwrap())
         .collect();
     let out = |rig: &rig::Rig| rig.core.staging.out() - scarce.len();
     rig.gate.hold_some(0..u64::MAX, &[OpKind::Write]);
@@ -449,6 +449,6 @@ fn data_in_capsules_takes_no_more_buffers_than_are_left_to_others() {
     }
     assert_eq!((rig.held_bytes(), out(&rig)), (0, 0));
     for buffer in scarce {
-        rig.core.staging.give(buffer);
+        rig.core.staging.release(buffer);
     }
 }

@@ -44,12 +44,12 @@ impl Scene {
 
     /// Returns the C2HTermReq that the host gets. Nothing may be left or written.
     pub(super) fn end(&mut self, mut host: Host) -> Option<TermReq> {
-        let mut told = None;
+        let mut reported = None;
         for _ in 0..4 {
             self.rig.turns(1);
             while let Some((pdu, _)) = host.hear() {
                 match pdu {
-                    Pdu::C2hTermReq(term) => told = Some(term),
+                    Pdu::C2hTermReq(term) => reported = Some(term),
                     Pdu::CapsuleResp(cqe) => assert!(!cqe.status().is_success(), "{cqe:?}"),
                     other => panic!("{other:?}"),
                 }
@@ -58,14 +58,14 @@ impl Scene {
         drop(host);
         self.rig.turns(4);
         self.clean();
-        told
+        reported
     }
 
     fn clean(&mut self) {
         assert_eq!(self.rig.frontend.count(), 2, "and no connection is left");
         assert_eq!((self.rig.held_bytes(), self.rig.core.staging.out()), (0, 0));
         assert_eq!(self.rig.frontend.shared.r2ts.get(), 0);
-        assert!(!self.rig.core.carried.any());
+        assert!(!self.rig.core.recovered.any());
         self.neighbour.say(&rw(2, 2, 9, 1), &[]);
         self.rig.turns(2);
         let (pdu, data) = self.neighbour.hear().expect("the neighbour is served");
@@ -187,11 +187,11 @@ fn pdu_header_len_bounds() {
                     &host,
                     &bytes[..if wanted.is_some() { bytes.len() } else { end }],
                 );
-                let told = scene.end(host);
-                let told = told.map(|term| (term.status, term.info));
+                let reported = scene.end(host);
+                let reported = reported.map(|term| (term.status, term.info));
                 let field = |info| (FatalStatus::InvalidHeaderField, info);
                 assert_eq!(
-                    told,
+                    reported,
                     wanted.map(field),
                     "{digests:?} data: {is_data} {case:?}"
                 );

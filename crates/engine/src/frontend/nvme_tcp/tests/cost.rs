@@ -54,7 +54,7 @@ fn turn(rig: &mut Rig) {
     rig.core.begin_turn();
     rig.core.reap();
     rig.frontend.poll(&mut rig.core, &mut |_| false);
-    rig.core.submit();
+    rig.core.end_turn();
 }
 
 #[inline(never)]

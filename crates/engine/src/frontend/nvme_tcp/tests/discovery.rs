@@ -63,7 +63,7 @@ fn discovery_at_scale_keeps_turns_short() {
         hosts.push(discovery(&mut rig));
     }
     // Each host's list was made once.
-    assert_eq!(exports.looked(), HOSTS * EXPORTS);
+    assert_eq!(exports.checked(), HOSTS * EXPORTS);
     for host in &mut hosts {
         host.say(&Sqe::new(opcode::admin::KEEP_ALIVE, 9), &[]);
     }
@@ -71,28 +71,28 @@ fn discovery_at_scale_keeps_turns_short() {
     for host in &mut hosts {
         assert_eq!(host.response().unwrap().cid(), 9);
     }
-    assert_eq!(exports.looked(), HOSTS * EXPORTS);
+    assert_eq!(exports.checked(), HOSTS * EXPORTS);
     // A second controller of a host shares its list.
     let again = discovery(&mut rig);
     hosts.push(again);
-    assert_eq!(exports.looked(), HOSTS * EXPORTS);
+    assert_eq!(exports.checked(), HOSTS * EXPORTS);
 
     // One more export, hidden from the first host: each turn scans each export once.
     exports.set(served(EXPORTS, 1..LISTED));
-    let before = exports.looked();
+    let before = exports.checked();
     rig.frontend.discovery_changed();
-    let mut told = vec![false; hosts.len()];
+    let mut reported = vec![false; hosts.len()];
     for _ in 0..=hosts.len() {
-        let looked = exports.looked();
-        assert!(!told.iter().all(|told| *told));
+        let checked = exports.checked();
+        assert!(!reported.iter().all(|reported| *reported));
         rig.turns(1);
         let allowed = u64::from(lifecycle::LISTS_A_TURN) * (EXPORTS + 1);
-        assert!(exports.looked() - looked <= allowed);
-        for (told, host) in told.iter_mut().zip(&mut hosts) {
-            *told |= host.response().is_some_and(|cqe| cqe.cid() == 4);
+        assert!(exports.checked() - checked <= allowed);
+        for (reported, host) in reported.iter_mut().zip(&mut hosts) {
+            *reported |= host.response().is_some_and(|cqe| cqe.cid() == 4);
         }
     }
     assert!(rig.is_idle());
-    assert_eq!(exports.looked() - before, HOSTS * (EXPORTS + 1));
-    assert!(!told[0] && told[1..].iter().all(|told| *told));
+    assert_eq!(exports.checked() - before, HOSTS * (EXPORTS + 1));
+    assert!(!reported[0] && reported[1..].iter().all(|reported| *reported));
 }

@@ -47,7 +47,7 @@ fn after_a_break(next_host: &'static str) {
     assert_eq!(data, [2; 4096]);
     rig.turns(2);
     assert_eq!((rig.frontend.count(), rig.core.staging.out()), (2, 0));
-    assert!(!rig.core.carried.any());
+    assert!(!rig.core.recovered.any());
 }
 
 #[test]

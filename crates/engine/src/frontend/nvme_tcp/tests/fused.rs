@@ -235,7 +235,7 @@ fn second_halves_wait_for_no_share() {
     let mut rig = rig();
     rig.map_all();
     let scarce: Vec<_> = (0..1700)
-        .map(|_| rig.core.staging.take(4096).unwrap())
+        .map(|_| rig.core.staging.allocate(4096).unwrap())
         .collect();
     let (mut hosts, mut admins) = (Vec::new(), Vec::new());
     for export in 0..9 {
@@ -264,6 +264,6 @@ fn second_halves_wait_for_no_share() {
     assert_eq!(answers, vec![OK; 2 * 270]);
     assert_eq!(rig.core.staging.out(), scarce.len());
     for buffer in scarce {
-        rig.core.staging.give(buffer);
+        rig.core.staging.release(buffer);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::super::inherit::Waiting;
 use super::rig::{V, rig, rw};
-use crate::core::{CarriedSpan, CommandRef, Devices};
+use crate::core::{CommandRef, Devices, RecoveredSpan};
 use crate::takeover::Next;
 use forebay_nvme::Status;
 use forebay_nvme::tcp::Pdu;
@@ -16,19 +16,19 @@ fn a_carried_command_that_is_refused_holds_nobody_back() {
     let mut host = rig.io(cntlid, 1, 32);
     let mut conns = rig.frontend.conns.iter().flatten();
     let (index, queue) = conns.next_back().map(|c| (c.index, c.queue)).unwrap();
-    let span = |slot: u16| CarriedSpan {
+    let span = |slot: u16| RecoveredSpan {
         volume: V,
         bytes: 0..4096,
         write: true,
         devices: Devices::None,
         command: Some(CommandRef::new(queue, slot)),
     };
-    rig.core.carried.carry(&[span(0), span(1)]);
+    rig.core.recovered.recover(&[span(0), span(1)]);
     let conn = rig.frontend.conns[index as usize].as_mut().unwrap();
     for slot in 0..2 {
-        let buffer = rig.core.staging.take(4096).unwrap();
-        conn.held.take(buffer.taken());
-        conn.slots.take_at(slot, 10 + slot, 0).unwrap();
+        let buffer = rig.core.staging.allocate(4096).unwrap();
+        conn.charge.add(buffer.taken());
+        conn.slots.claim_at(slot, 10 + slot, 0).unwrap();
         let s = conn.slots.get_mut(slot).unwrap();
         if slot == 0 {
             s.fate = Status::TRANSIENT_TRANSPORT_ERROR;

@@ -9,12 +9,12 @@ mod cost;
 mod discovery;
 mod failover;
 mod fused;
-mod gate;
 mod hostile;
 mod inherit;
 mod late;
 mod queues;
 mod reserve;
+mod restrictions;
 mod rig;
 mod several_r2ts;
 mod take_over;
@@ -50,10 +50,10 @@ fn a_host_that_does_not_read_holds_its_share_and_no_more() {
         slow.say(&rw(2, cid, 0, 64), &[]);
     }
     rig.turns(50);
-    let held = rig.held_bytes();
+    let charge = rig.held_bytes();
     assert!(
-        held > conn::MAX_HELD_BYTES / 2 && held <= conn::MAX_HELD_BYTES,
-        "{held}"
+        charge > conn::MAX_CHARGED_BYTES / 2 && charge <= conn::MAX_CHARGED_BYTES,
+        "{charge}"
     );
     assert!(rig.is_idle(), "only the host can carry this on");
     quick.say(&rw(2, 1, 0, 8), &[]);
@@ -106,7 +106,8 @@ fn without_memory_the_stream_waits_and_loses_nothing() {
     rig.map_all();
     let (_admin, cntlid) = rig.admin();
     let mut host = rig.io(cntlid, 1, 64);
-    let mut all: Vec<StagingBuffer> = std::iter::from_fn(|| rig.core.staging.take(4096)).collect();
+    let mut all: Vec<StagingBuffer> =
+        std::iter::from_fn(|| rig.core.staging.allocate(4096)).collect();
     for cid in 0..20u16 {
         host.say(
             &write_in_capsule(cid, u64::from(cid), 1),
@@ -132,7 +133,7 @@ fn without_memory_the_stream_waits_and_loses_nothing() {
     );
     assert!(rig.core.record().staging_waits.load(Relaxed) > 0);
     // One small buffer is enough to make progress.
-    rig.core.staging.give(all.swap_remove(0));
+    rig.core.staging.release(all.swap_remove(0));
     rig.turns(60);
     for cid in 0..20 {
         let cqe = host.response().unwrap();
@@ -145,7 +146,7 @@ fn without_memory_the_stream_waits_and_loses_nothing() {
     rig.turns(10);
     assert!(host.hear().is_none(), "8 KiB don't fit into what is left");
     for buffer in all {
-        rig.core.staging.give(buffer);
+        rig.core.staging.release(buffer);
     }
     rig.turns(3);
     assert_eq!(host.response().unwrap().cid(), 21);
@@ -159,12 +160,13 @@ fn who_waits_longest_goes_on_first() {
     rig.map_all();
     let (_admin, cntlid) = rig.admin();
     let mut host = rig.io(cntlid, 1, 64);
-    let mut all: Vec<StagingBuffer> = std::iter::from_fn(|| rig.core.staging.take(4096)).collect();
+    let mut all: Vec<StagingBuffer> =
+        std::iter::from_fn(|| rig.core.staging.allocate(4096)).collect();
     for cid in 0..6 {
         host.say(&rw(2, cid, 0, 1), &[]);
         rig.turns(1);
     }
-    rig.core.staging.give(all.swap_remove(0));
+    rig.core.staging.release(all.swap_remove(0));
     rig.turns(20);
     let order: Vec<u16> = std::iter::from_fn(|| match host.hear()?.0 {
         Pdu::C2hData(c) => Some(c.cid),
@@ -173,7 +175,7 @@ fn who_waits_longest_goes_on_first() {
     .collect();
     assert_eq!(order, [0, 1, 2, 3, 4, 5]);
     for buffer in all {
-        rig.core.staging.give(buffer);
+        rig.core.staging.release(buffer);
     }
 }
 
@@ -437,7 +439,7 @@ fn a_socket_that_others_hold_ends_for_its_host_and_is_watched_no_more() {
     let gone = std::iter::from_fn(|| rig.core.upcalls.pop_front())
         .filter(|upcall| matches!(upcall, Upcall::SocketGone(_)))
         .count();
-    assert_eq!((gone, rig.held.len()), (3, 3));
+    assert_eq!((gone, rig.charge.len()), (3, 3));
     // They stay readable for ever; the rig checks that no event is reported.
     drop((admin, host, refused));
     rig.turns(5);

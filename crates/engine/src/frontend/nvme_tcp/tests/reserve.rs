@@ -1,7 +1,7 @@
 //! Reservation commands, and a preempted host's commands in flight.
 
 use super::*;
-use crate::core::{CarriedSpan, Devices};
+use crate::core::{Devices, RecoveredSpan};
 use crate::frontend::Frontend;
 use forebay_device::OpKind;
 use forebay_nvme::SglDescriptor;
@@ -265,7 +265,7 @@ fn a_preemptor_is_answered_when_the_losers_writes_have_ended() {
 fn a_preemptor_waits_for_the_fence() {
     let mut w = world();
     w.a_holds(WRITE_EXCLUSIVE);
-    w.rig.core.carried.carry(&[CarriedSpan {
+    w.rig.core.recovered.recover(&[RecoveredSpan {
         volume: V,
         bytes: 0..4096,
         write: true,
@@ -289,16 +289,16 @@ fn a_preemptor_does_not_wait_for_what_it_ended() {
     w.a_holds(WRITE_EXCLUSIVE);
     w.b_says(acquire(10, 1, WRITE_EXCLUSIVE, [2, 1]));
     w.hear();
-    let all: Vec<_> = std::iter::from_fn(|| w.rig.core.staging.take(4096)).collect();
+    let all: Vec<_> = std::iter::from_fn(|| w.rig.core.staging.allocate(4096)).collect();
     w.a.say(&rw(1, 1, 0, 1), &[]);
     w.rig.turns(4);
-    w.rig.carry(1);
+    w.rig.recover(1);
     w.answer();
     assert_eq!(w.a_hears(), Some((1, conflict())));
     assert_eq!(w.b_hears(), Some((10, OK)));
-    assert!(!w.rig.core.carried.any());
+    assert!(!w.rig.core.recovered.any());
     for buffer in all {
-        w.rig.core.staging.give(buffer);
+        w.rig.core.staging.release(buffer);
     }
     w.b_says((write_in_capsule(11, 0, 1), vec![2; 4096]));
     assert_eq!(w.b_hears_soon(), (11, OK));

@@ -5,7 +5,7 @@
 use super::super::*;
 use crate::associations::Associations;
 use crate::core::staging::Staging;
-use crate::core::{CarriedSpan, CommandRef, Devices, ServedDevice};
+use crate::core::{CommandRef, Devices, RecoveredSpan, ServedDevice};
 use crate::exports::ExportTable;
 use crate::frontend::Frontend;
 use crate::lane::{Lane, LaneIndex};
@@ -48,7 +48,7 @@ pub(super) struct Rig {
     /// The local address that it reaches.
     pub local: &'static str,
     /// Every socket, as held by the daemon.
-    pub held: Vec<OwnedFd>,
+    pub charge: Vec<OwnedFd>,
     pub associations: Associations,
     _dir: tempfile::TempDir,
 }
@@ -143,7 +143,7 @@ pub(super) fn rig_on(kind: &str) -> Rig {
         tcp: false,
         discovery: None,
         local: "127.0.0.1:4420",
-        held: Vec::new(),
+        charge: Vec::new(),
         associations: Associations::default(),
         _dir: dir,
     }
@@ -224,7 +224,7 @@ impl Rig {
             _ => NewKind::Io { cntlid },
         };
         let local = self.local.parse().unwrap();
-        self.held.push(ours.try_clone().unwrap());
+        self.charge.push(ours.try_clone().unwrap());
         let new = NewConnection {
             socket: 1,
             fd: Arc::new(ours),
@@ -309,7 +309,7 @@ impl Rig {
             self.frontend.sockets_ready(&mut self.core, &keys);
             self.core.reap();
             self.frontend.poll(&mut self.core, &mut |_| false);
-            self.core.submit();
+            self.core.end_turn();
             let mut listed = self.frontend.active.clone();
             listed.sort_unstable();
             listed.dedup();
@@ -322,11 +322,11 @@ impl Rig {
     }
 
     /// Turns a command into a recovered one, on the volume's first block.
-    pub(in crate::frontend::nvme_tcp) fn carry(&mut self, cid: u16) {
+    pub(in crate::frontend::nvme_tcp) fn recover(&mut self, cid: u16) {
         let mut conns = self.frontend.conns.iter().flatten();
         let found = conns.find_map(|conn| Some((conn.queue, conn.slots.by_cid(cid)?)));
         let (queue, slot) = found.unwrap();
-        self.core.carried.carry(&[CarriedSpan {
+        self.core.recovered.recover(&[RecoveredSpan {
             volume: V,
             bytes: 0..4096,
             write: true,
@@ -345,7 +345,7 @@ impl Rig {
             .conns
             .iter()
             .flatten()
-            .map(|c| c.held.bytes)
+            .map(|c| c.charge.bytes)
             .sum()
     }
 }

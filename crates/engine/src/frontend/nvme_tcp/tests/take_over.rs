@@ -203,7 +203,7 @@ impl Engine {
         self.frontend.sockets_ready(&mut self.core, &keys);
         self.core.reap();
         self.frontend.poll(&mut self.core, &mut |_| false);
-        self.core.submit();
+        self.core.end_turn();
         while let Some(upcall) = self.core.upcalls.pop_front() {
             match upcall {
                 crate::upcall::Upcall::SocketGone(socket) => gone.push(socket),

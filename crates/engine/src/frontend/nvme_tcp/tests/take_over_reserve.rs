@@ -109,9 +109,9 @@ fn some_command(dice: &mut Dice, state: &Reservations, host: usize) -> (u8, u32,
             )
         }
         _ => {
-            let held = state.reservation_type().map_or(1, |t| t as u32);
+            let charge = state.reservation_type().map_or(1, |t| t as u32);
             let what = u32::from(dice.roll(3) == 0);
-            (nvm::RESERVATION_RELEASE, what | held << 8, [key(host), 0])
+            (nvm::RESERVATION_RELEASE, what | charge << 8, [key(host), 0])
         }
     }
 }

@@ -185,8 +185,8 @@ fn who_is_within_its_base_comes_between_a_bursts_quanta() {
 fn a_machines_base_is_reckoned_by_its_own_frontend() {
     let (mut rig, ..) = ready("ram", Doorbells::Shadow);
     rig.admit(1);
-    let machines = Frontends::of([Transport::Pcie].into_iter());
-    assert_eq!(rig.frontends_of(0), Some(machines));
+    let vms = Frontends::of([Transport::Pcie].into_iter());
+    assert_eq!(rig.frontends_of(0), Some(vms));
     // The second has no lane here: any frontend may come.
     assert_eq!(rig.frontends_of(1), Some(Frontends::ALL));
 }

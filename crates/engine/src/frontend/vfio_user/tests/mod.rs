@@ -6,9 +6,9 @@ mod declared;
 mod driver;
 mod hostile;
 mod remote;
+mod reported;
 mod rig;
 mod take_over;
-mod told;
 
 use driver::*;
 use forebay_nvme::opcode::{admin, nvm};

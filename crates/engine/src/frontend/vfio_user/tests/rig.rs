@@ -8,8 +8,8 @@ use crate::core::FrontendIndex;
 use crate::core::staging::Staging;
 use crate::core::{Core, ServedDevice};
 use crate::frontend::vm::closer::Closer;
-use crate::frontend::vm::file::MachineFile;
-use crate::frontend::vm::{NewMachine, Vms};
+use crate::frontend::vm::file::VmFile;
+use crate::frontend::vm::{NewVm, Vms};
 use crate::frontend::{Frontend, vm_protocol};
 use crate::lane::{Lane, LaneIndex};
 use crate::memory::Memory;
@@ -49,7 +49,7 @@ struct Held {
 
 struct Engine {
     core: Core,
-    machines: Vms,
+    vms: Vms,
     epoll: Arc<OwnedFd>,
 }
 
@@ -73,9 +73,9 @@ pub(super) struct Rig {
 }
 
 impl Rig {
-    pub(super) fn new(kind: &str, machines: usize, mapped_doorbells: bool) -> Self {
+    pub(super) fn new(kind: &str, vms: usize, mapped_doorbells: bool) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let size = (machines as u64 * EXTENTS * EXTENT) + (2 << 20);
+        let size = (vms as u64 * EXTENTS * EXTENT) + (2 << 20);
         let path = dir.path().join("device");
         let spec = match kind {
             "file" => {
@@ -100,11 +100,11 @@ impl Rig {
             spec: spec.to_string(),
             data_offset_bytes: 1 << 20,
             extent_bytes: EXTENT as u32,
-            extents: machines as u64 * EXTENTS,
+            extents: vms as u64 * EXTENTS,
         });
         let mut volumes = Vec::new();
         let mut exports = Vec::new();
-        for n in 0..machines as u64 {
+        for n in 0..vms as u64 {
             let volume = Volume::new(VolumeConfig {
                 volume: VolumeId(n + 9),
                 uuid: [n as u8 + 1; 16],
@@ -170,17 +170,13 @@ impl Rig {
             ));
         }
         let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
-        let machines = Vms::new(
+        let vms = Vms::new(
             FrontendIndex(1),
             epoll.clone(),
             Closer::start().unwrap(),
             vm_protocol,
         );
-        self.engine = Some(Engine {
-            core,
-            machines,
-            epoll,
-        });
+        self.engine = Some(Engine { core, vms, epoll });
     }
 
     /// No earlier engine's commands are at the device.
@@ -203,14 +199,14 @@ impl Rig {
         let socket = self.next_socket;
         self.next_socket += 1;
         let export = self.exports[n].clone();
-        let file = MachineFile::create(export.export, export.frontend.word()).unwrap();
+        let file = VmFile::create(export.export, export.frontend.word()).unwrap();
         let ours = Arc::new(pair.0);
         let file_fd = file.fd().try_clone_to_owned().unwrap();
         self.held.sockets.insert(socket, (ours.clone(), n, file_fd));
         let engine = self.engine();
-        engine.machines.adopt(
+        engine.vms.adopt(
             &mut engine.core,
-            NewMachine {
+            NewVm {
                 socket,
                 fd: ours,
                 export,
@@ -229,11 +225,7 @@ impl Rig {
         };
         let now_ns = self.now_ns;
         let lived = catch_unwind(AssertUnwindSafe(|| {
-            let Engine {
-                core,
-                machines,
-                epoll,
-            } = &mut engine;
+            let Engine { core, vms, epoll } = &mut engine;
             match now_ns {
                 0 => core.clock.let_clock_run(),
                 now_ns => core.clock.set_clock_ns(now_ns),
@@ -246,12 +238,12 @@ impl Rig {
             };
             let (events, _) = epoll::wait(&*epoll, &mut events[..], Some(&none)).unwrap();
             let keys: Vec<u64> = events.iter().map(|e| e.data.u64()).collect();
-            machines.sockets_ready(core, &keys);
+            vms.sockets_ready(core, &keys);
             core.reap();
-            machines.poll_all(core);
-            core.submit();
+            vms.poll_all(core);
+            core.end_turn();
             core.tick();
-            machines.tick(core);
+            vms.tick(core);
         }));
         if let Err(panic) = lived {
             if panic.downcast_ref::<Killed>().is_none() {
@@ -266,18 +258,18 @@ impl Rig {
                     let last = deposits.last().unwrap().number;
                     let held = self.held.deposits.entry(socket).or_default();
                     held.extend(deposits.into_iter().map(|d| (d.number, d.fd)));
-                    engine.machines.deposited(socket, last, true);
+                    engine.vms.deposited(socket, last, true);
                 }
                 Upcall::Withdrawn(socket, numbers) => {
                     let held = self.held.deposits.entry(socket).or_default();
                     held.retain(|number, _| !numbers.contains(number));
                 }
-                Upcall::MachineLeft(socket, _, why) => {
+                Upcall::VmDetached(socket, _, why) => {
                     self.held.sockets.remove(&socket);
                     self.held.deposits.remove(&socket);
                     self.left.push(why.0);
                 }
-                Upcall::MachineRefused(_, why) => self.refused.push(why),
+                Upcall::VmRefused(_, why) => self.refused.push(why),
                 _ => {}
             }
         }
@@ -287,17 +279,17 @@ impl Rig {
 
     /// A turn in which only commands come.
     pub(super) fn bare_turn(&mut self) {
-        let Engine { core, machines, .. } = self.engine();
+        let Engine { core, vms, .. } = self.engine();
         core.begin_turn();
         core.reap();
-        machines.poll_all(core);
-        core.submit();
+        vms.poll_all(core);
+        core.end_turn();
     }
 
     /// Ends a dead engine; its commands in flight end unread.
     fn bury(&mut self, engine: Engine) {
-        let Engine { core, machines, .. } = engine;
-        machines.die();
+        let Engine { core, vms, .. } = engine;
+        vms.die();
         self.dead.push(core);
     }
 
@@ -325,9 +317,9 @@ impl Rig {
             let export = self.exports[*n].clone();
             let file = file.try_clone().unwrap();
             let kind = export.frontend.word();
-            let file = MachineFile::adopt(file, export.export, kind).unwrap();
+            let file = VmFile::adopt(file, export.export, kind).unwrap();
             let deposits = self.held.deposits.get(socket);
-            taken.push(NewMachine {
+            taken.push(NewVm {
                 socket: *socket,
                 fd: fd.clone(),
                 export,
@@ -338,7 +330,7 @@ impl Rig {
         }
         let lived = catch_unwind(AssertUnwindSafe(|| {
             for new in taken {
-                engine.machines.adopt(&mut engine.core, new);
+                engine.vms.adopt(&mut engine.core, new);
             }
         }));
         if let Err(panic) = lived {
@@ -402,7 +394,7 @@ impl Rig {
 
     pub(super) fn may_sleep(&mut self) -> bool {
         let engine = self.engine();
-        engine.machines.is_idle() && engine.machines.arm(&mut engine.core)
+        engine.vms.is_idle() && engine.vms.arm(&mut engine.core)
     }
 
     #[track_caller]
@@ -431,7 +423,7 @@ impl Rig {
         let export = self.exports[n].export;
         let engine = self.engine();
         engine.core.lanes.set_volume(&volume);
-        engine.machines.export_changed(&mut engine.core, export);
+        engine.vms.export_changed(&mut engine.core, export);
     }
 
     /// Overwrites a client's area of the machine file with noise.
@@ -464,6 +456,6 @@ impl Rig {
     pub(super) fn remove(&mut self, n: usize) {
         let export = self.exports[n].export;
         let engine = self.engine();
-        engine.machines.export_removed(&mut engine.core, export);
+        engine.vms.export_removed(&mut engine.core, export);
     }
 }

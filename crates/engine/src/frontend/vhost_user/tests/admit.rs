@@ -53,7 +53,7 @@ fn what_is_over_budget_stays_in_the_ring() {
                 // The rest is neither served nor polled.
                 assert!(throttled(&rig) <= 8);
                 assert!(!rig.core.must_turn() && rig.core.qos.window_ends_ns().is_some());
-                let may_sleep = rig.machines.arm(&mut rig.core);
+                let may_sleep = rig.vms.arm(&mut rig.core);
                 assert!(may_sleep || all.len() - done.len() < 8, "{kind} {way:?}");
                 rig.core
                     .clock
@@ -85,7 +85,7 @@ fn a_client_that_leaves_takes_along_what_is_over_budget() {
     rig.until("some wait", |rig| throttled(rig) >= 8);
     drop(guest);
     rig.until("it has left, in no window", |rig| {
-        rig.machines.tick(&mut rig.core);
+        rig.vms.tick(&mut rig.core);
         rig.left.len() == 1
     });
     assert_eq!((throttled(&rig), rig.core.busy_ios()), (0, 0));

@@ -55,8 +55,8 @@ fn is_done(guest: &mut Guest) -> bool {
 fn turn(rig: &mut Rig) {
     rig.core.begin_turn();
     rig.core.reap();
-    rig.machines.poll_all(&mut rig.core);
-    rig.core.submit();
+    rig.vms.poll_all(&mut rig.core);
+    rig.core.end_turn();
 }
 
 #[inline(never)]

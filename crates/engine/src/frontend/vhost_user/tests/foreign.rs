@@ -39,13 +39,13 @@ fn a_driver_goes_and_another_comes_with_other_features_and_rings() {
                 rig.fence();
             }
             rig.gate.release();
-            assert_eq!(guest.told(&mut rig), 0);
+            assert_eq!(guest.reported(&mut rig), 0);
             assert_eq!(guest.collect(0), Some((last, 0, 513)));
             for index in 1..u32::from(way.queues) {
                 guest.ok(&mut rig, request::SET_VRING_ENABLE, &state(index, 0), &[]);
             }
             // A refusal changes nothing.
-            let none = guest.tell(&mut rig, request::SET_VRING_NUM, &state(0, 1025), &[]);
+            let none = guest.report(&mut rig, request::SET_VRING_NUM, &state(0, 1025), &[]);
             assert_eq!(none, 1);
             guest.ok(&mut rig, request::SET_VRING_ENABLE, &state(0, 1), &[]);
             guest.offer(0, IN, 0, Data::In(512));
@@ -88,7 +88,7 @@ fn another(rig: &mut Rig, guest: &mut Guest, dies: bool) {
         event_idx: way.event_idx,
         indirect: true,
     };
-    guest.drivers[0] = Driver::new(&guest.machine.all, layout, SIZE, way.packed, features);
+    guest.drivers[0] = Driver::new(&guest.vm.all, layout, SIZE, way.packed, features);
     let base = if way.packed { 0x8000_8000 } else { 0 };
     guest.start_ring_at(rig, 0, &layout, base);
     for _ in 0..20 {
@@ -120,10 +120,10 @@ fn a_disabled_ring_is_let_alone() {
                 guest.ok(&mut rig, request::SET_VRING_ENABLE, &state(index, 0), &[]);
             }
             let theirs = vec![0xA5; 64 << 10];
-            assert!(guest.machine.all.write(0, &theirs));
+            assert!(guest.vm.all.write(0, &theirs));
             let untouched = |guest: &Guest| {
                 let mut now = vec![0; theirs.len()];
-                assert!(guest.machine.all.read(0, &mut now));
+                assert!(guest.vm.all.read(0, &mut now));
                 assert!(now == theirs, "{way:?} {dies}");
             };
             for _ in 0..3 {
@@ -143,7 +143,7 @@ fn a_disabled_ring_is_let_alone() {
                 user + (1 << 20),
                 1 << 20,
             ];
-            let fd = [guest.machine.file.as_fd()];
+            let fd = [guest.vm.file.as_fd()];
             guest.ok(&mut rig, request::SET_MEM_TABLE, &table(&[rest]), &fd);
             another(&mut rig, &mut guest, dies);
             untouched(&guest);
@@ -191,9 +191,9 @@ fn rings_are_started_enabled_and_stopped_in_any_order() {
         let base = guest.ask(&mut rig, request::GET_VRING_BASE, &state(0, 0));
         let again = guest.ask(&mut rig, request::GET_VRING_BASE, &state(0, 0));
         assert_eq!(base, again);
-        let kick = [guest.machine.file.as_fd()];
-        let told = guest.tell(&mut rig, request::SET_VRING_KICK, &[0; 8], &kick);
-        assert_eq!(told, 1);
+        let kick = [guest.vm.file.as_fd()];
+        let reported = guest.report(&mut rig, request::SET_VRING_KICK, &[0; 8], &kick);
+        assert_eq!(reported, 1);
         guest.ok(&mut rig, request::SET_VRING_NUM, &state(0, 16), &[]);
         guest.ok(
             &mut rig,
@@ -247,7 +247,7 @@ fn rings_of_any_size() {
             event_idx: false,
             indirect: true,
         };
-        guest.drivers[0] = Driver::new(&guest.machine.all, layout, size, packed, features);
+        guest.drivers[0] = Driver::new(&guest.vm.all, layout, size, packed, features);
         let base = if packed { 0x8000_8000 } else { 0 };
         if !good {
             let queue = state(0, size.into());
@@ -298,12 +298,12 @@ fn header(guest: &Guest, kind: u32, sector: u64) {
     let mut header = kind.to_le_bytes().to_vec();
     header.extend(0u32.to_le_bytes());
     header.extend(sector.to_le_bytes());
-    assert!(guest.machine.all.write(PARTS, &header));
+    assert!(guest.vm.all.write(PARTS, &header));
 }
 
 fn bytes(guest: &Guest, from: usize, len: usize) -> Vec<u8> {
     let mut bytes = vec![0; len];
-    assert!(guest.machine.all.read(PARTS + from, &mut bytes));
+    assert!(guest.vm.all.read(PARTS + from, &mut bytes));
     bytes
 }
 
@@ -320,7 +320,7 @@ fn requests_of_any_shape() {
         let mut guest = rig.guest(way);
         let (r, g) = (&mut rig, &mut guest);
         let data: Vec<u8> = (0..512u32).map(|i| (i * 3) as u8).collect();
-        assert!(g.machine.all.write(PARTS + 16, &data));
+        assert!(g.vm.all.write(PARTS + 16, &data));
         // Header and data in one piece, cut anywhere; the status alone.
         for pieces in [
             &[(0, 528, false), (600, 1, true)][..],
@@ -333,7 +333,7 @@ fn requests_of_any_shape() {
             ],
         ] {
             header(g, OUT, 11);
-            assert!(g.machine.all.write(PARTS + 600, &[9]));
+            assert!(g.vm.all.write(PARTS + 600, &[9]));
             assert_eq!(parts(r, g, pieces), 1);
             assert_eq!(bytes(g, 600, 1), [0]);
         }
@@ -351,7 +351,7 @@ fn requests_of_any_shape() {
             ),
         ] {
             header(g, IN, 11);
-            assert!(g.machine.all.write(PARTS + 4096, &[9; 513]));
+            assert!(g.vm.all.write(PARTS + 4096, &[9; 513]));
             assert_eq!(parts(r, g, pieces), written);
             assert_eq!(bytes(g, 4096, 512), data);
             assert_eq!(bytes(g, 4608, 1), [0]);
@@ -360,7 +360,7 @@ fn requests_of_any_shape() {
         let id = *b"serial-number\0\0\0\0\0\0\0";
         for room in [0, 1, 5, 20, 64] {
             header(g, GET_ID, 0);
-            assert!(g.machine.all.write(PARTS + 4096, &[9; 65]));
+            assert!(g.vm.all.write(PARTS + 4096, &[9; 65]));
             let pieces = [(0, 16, false), (4096, room + 1, true)];
             let fits = room.min(20);
             assert_eq!(parts(r, g, &pieces), fits + 1);
@@ -433,15 +433,15 @@ fn messages_that_are_not_served_are_refused() {
         .chain(1000..1005)
     {
         for payload in [&[][..], &[0; 8], &[0; 40]] {
-            assert_eq!(guest.tell(&mut rig, kind, payload, &[]), 1, "{kind}");
+            assert_eq!(guest.report(&mut rig, kind, payload, &[]), 1, "{kind}");
         }
     }
-    let fd = [guest.machine.file.as_fd()];
-    assert_eq!(guest.tell(&mut rig, 6, &[0; 16], &fd), 1);
+    let fd = [guest.vm.file.as_fd()];
+    assert_eq!(guest.report(&mut rig, 6, &[0; 16], &fd), 1);
     for bits in [1u64 << 26, 1 << 33, 1 << 63] {
         let payload = bits.to_le_bytes();
         for kind in [request::SET_FEATURES, request::SET_PROTOCOL_FEATURES] {
-            assert_eq!(guest.tell(&mut rig, kind, &payload, &[]), 1);
+            assert_eq!(guest.report(&mut rig, kind, &payload, &[]), 1);
         }
     }
     let read = guest.offer(0, IN, 0, Data::In(512));
@@ -486,7 +486,7 @@ fn the_configuration_is_read_in_pieces() {
     assert_eq!(answer[..4], 256u32.to_le_bytes());
     assert_eq!(answer[12..], all[..96]);
     // Only the cache mode may be set, also with SPDK's length.
-    for (offset, value, bytes, told) in [
+    for (offset, value, bytes, reported) in [
         (32u32, 0u8, 1, 0),
         (32, 1, 256, 0),
         (32, 2, 1, 1),
@@ -499,7 +499,10 @@ fn the_configuration_is_read_in_pieces() {
         set.extend(0u32.to_le_bytes());
         set.push(value);
         set.resize(12 + bytes, 0);
-        assert_eq!(guest.tell(&mut rig, request::SET_CONFIG, &set, &[]), told);
+        assert_eq!(
+            guest.report(&mut rig, request::SET_CONFIG, &set, &[]),
+            reported
+        );
     }
     assert_eq!(ask(&mut rig, 0, most)[12..], all);
     assert!(rig.left.is_empty());

@@ -6,7 +6,7 @@
 use super::rig::Rig;
 use forebay_virtio::feature;
 use forebay_virtio::inflight::queue_bytes;
-use forebay_virtio::model::{Driver, GUEST_ADDRESS, Layout, Machine, Offered, USER_ADDRESS};
+use forebay_virtio::model::{Driver, GUEST_ADDRESS, Layout, Offered, USER_ADDRESS, Vm};
 use forebay_virtio::ring::RingFeatures;
 use forebay_virtio::vhost_user::message::{CALL_BYTES, request, vring_call};
 use forebay_virtio::vhost_user::protocol_feature;
@@ -66,7 +66,7 @@ pub(super) fn table(regions: &[Region]) -> Vec<u8> {
 pub(super) struct Guest {
     pub way: Way,
     pub socket: OwnedFd,
-    pub machine: Machine,
+    pub vm: Vm,
     pub drivers: Vec<Driver>,
     pub kicks: Vec<OwnedFd>,
     pub calls: Vec<OwnedFd>,
@@ -82,11 +82,11 @@ impl Rig {
     /// A client that has begun to use its disk.
     pub(super) fn guest(&mut self, way: Way) -> Guest {
         let socket = self.accept();
-        let machine = Machine::new(MEMORY_BYTES);
+        let vm = Vm::new(MEMORY_BYTES);
         let mut guest = Guest {
             way,
             socket,
-            machine,
+            vm,
             drivers: Vec::new(),
             kicks: Vec::new(),
             calls: Vec::new(),
@@ -108,7 +108,7 @@ impl Rig {
                 event_idx: way.event_idx,
                 indirect: true,
             };
-            let all = &guest.machine.all;
+            let all = &guest.vm.all;
             let driver = Driver::new(all, layout, way.size, way.packed, features);
             guest.drivers.push(driver);
             guest.start_ring(self, index, &layout);
@@ -167,7 +167,7 @@ impl Guest {
     }
 
     /// Sends a message with acknowledgement; returns the answer.
-    pub(super) fn tell(
+    pub(super) fn report(
         &self,
         rig: &mut Rig,
         kind: u32,
@@ -175,7 +175,7 @@ impl Guest {
         fds: &[BorrowedFd<'_>],
     ) -> u64 {
         self.begin(kind, payload, fds);
-        self.told(rig)
+        self.reported(rig)
     }
 
     pub(super) fn begin(&self, kind: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
@@ -183,13 +183,13 @@ impl Guest {
     }
 
     /// Waits for the acknowledgement: 0 on success.
-    pub(super) fn told(&self, rig: &mut Rig) -> u64 {
+    pub(super) fn reported(&self, rig: &mut Rig) -> u64 {
         let answer = self.answer(rig);
         u64::from_le_bytes(answer.try_into().unwrap())
     }
 
     pub(super) fn ok(&self, rig: &mut Rig, kind: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) {
-        assert_eq!(self.tell(rig, kind, payload, fds), 0, "refused: {kind}");
+        assert_eq!(self.report(rig, kind, payload, fds), 0, "refused: {kind}");
     }
 
     pub(super) fn ask(&self, rig: &mut Rig, kind: u32, payload: &[u8]) -> Vec<u8> {
@@ -243,7 +243,7 @@ impl Guest {
 
     pub(super) fn set_memory(&self, rig: &mut Rig) {
         let table = table(&[ALL]);
-        let fds = [self.machine.file.as_fd()];
+        let fds = [self.vm.file.as_fd()];
         self.ok(rig, request::SET_MEM_TABLE, &table, &fds);
     }
 
@@ -317,8 +317,8 @@ impl Guest {
         let mut header = kind.to_le_bytes().to_vec();
         header.extend(0u32.to_le_bytes());
         header.extend(sector.to_le_bytes());
-        assert!(self.machine.all.write(at, &header));
-        assert!(self.machine.all.write(at + 16, &[0xEE]));
+        assert!(self.vm.all.write(at, &header));
+        assert!(self.vm.all.write(at + 16, &[0xEE]));
         let piece = |from: usize, len: usize, writable| Offered {
             address: GUEST_ADDRESS + from as u64,
             len: len as u32,
@@ -327,7 +327,7 @@ impl Guest {
         let mut pieces = vec![piece(at, 16, false)];
         match data {
             Data::Out(bytes) => {
-                assert!(self.machine.all.write(at + 4096, bytes));
+                assert!(self.vm.all.write(at + 4096, bytes));
                 pieces.push(piece(at + 4096, bytes.len(), false));
             }
             Data::In(len) => pieces.push(piece(at + 4096, len, true)),
@@ -351,7 +351,7 @@ impl Guest {
         let mut header = kind.to_le_bytes().to_vec();
         header.extend(0u32.to_le_bytes());
         header.extend(sector.to_le_bytes());
-        assert!(self.machine.all.write(at, &header));
+        assert!(self.vm.all.write(at, &header));
         let piece = |from: usize, len: u32, writable| Offered {
             address: GUEST_ADDRESS + from as u64,
             len,
@@ -380,7 +380,7 @@ impl Guest {
         let request = self.open.remove(&(queue, number)).expect("returned once");
         let mut status = [0];
         let at = Self::request_at(request);
-        assert!(self.machine.all.read(at + 16, &mut status));
+        assert!(self.vm.all.read(at + 16, &mut status));
         Some((request, status[0], written))
     }
 
@@ -396,7 +396,7 @@ impl Guest {
     pub(super) fn data(&self, request: usize, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
         assert!(
-            self.machine
+            self.vm
                 .all
                 .read(Self::request_at(request) + 4096, &mut bytes)
         );

@@ -67,13 +67,7 @@ fn a_driver_goes_and_another_sets_its_rings_up_on_the_same_connection() {
         assert_eq!(guest.answer(&mut rig), 2u64.to_le_bytes());
         assert!(guest.collect(0).is_some());
         let layout = Layout::new(1 << 20, SIZE);
-        guest.drivers[0] = Driver::new(
-            &guest.machine.all,
-            layout,
-            SIZE,
-            false,
-            RingFeatures::default(),
-        );
+        guest.drivers[0] = Driver::new(&guest.vm.all, layout, SIZE, false, RingFeatures::default());
         guest.start_ring_at(&mut rig, 0, &layout, 0);
         guest.offer(0, IN, 0, Data::In(512));
         guest.end(&mut rig, 0);
@@ -157,7 +151,7 @@ fn hostile_guest_kicks_what_there_is_not() {
     let guest = rig.guest(IN_BAND);
     for index in [2, 64, u32::MAX] {
         let kick = state(index, 0);
-        assert_eq!(guest.tell(&mut rig, request::VRING_KICK, &kick, &[]), 1);
+        assert_eq!(guest.report(&mut rig, request::VRING_KICK, &kick, &[]), 1);
     }
     guest.send(request::VRING_KICK, &state(7, 0), &[]);
     is_closed(&mut rig, "a queue that there is not");
@@ -180,10 +174,10 @@ fn hostile_guest_kicks_in_band_without_having_agreed_to() {
     let without = protocol_feature::ALL & !protocol_feature::INBAND_NOTIFICATIONS;
     guest.send(request::SET_PROTOCOL_FEATURES, &without.to_le_bytes(), &[]);
     assert_eq!(
-        guest.tell(&mut rig, request::VRING_KICK, &state(0, 0), &[]),
+        guest.report(&mut rig, request::VRING_KICK, &state(0, 0), &[]),
         1
     );
-    assert_eq!(guest.tell(&mut rig, request::VRING_KICK, &[0; 8], &[]), 1);
+    assert_eq!(guest.report(&mut rig, request::VRING_KICK, &[0; 8], &[]), 1);
     guest.send(request::VRING_KICK, &[0; 4], &[]);
     is_closed(&mut rig, "a message whose length is not its kind's");
 }

@@ -6,7 +6,7 @@ use super::{IN, OUT, WAYS};
 use crate::frontend::Frontend;
 use crate::frontend::vm::client::MESSAGE_LIMIT_NS;
 use crate::lane::LaneIndex;
-use forebay_virtio::model::{Driver, GUEST_ADDRESS, Layout, Machine, USER_ADDRESS};
+use forebay_virtio::model::{Driver, GUEST_ADDRESS, Layout, USER_ADDRESS, Vm};
 use forebay_virtio::ring::RingFeatures;
 use forebay_virtio::vhost_user::message::request;
 use rustix::event::{EventfdFlags, eventfd};
@@ -30,15 +30,15 @@ enum By {
     Table,
 }
 
-struct Plugged(Machine);
+struct Plugged(Vm);
 
 impl Plugged {
     fn new() -> Self {
-        Self(Machine::new(OFFSET + BYTES))
+        Self(Vm::new(OFFSET + BYTES))
     }
 
     fn plug(&self, guest: &Guest, by: By) {
-        let (all, new) = (guest.machine.file.as_fd(), self.0.file.as_fd());
+        let (all, new) = (guest.vm.file.as_fd(), self.0.file.as_fd());
         match by {
             By::Message => guest.begin(request::ADD_MEM_REG, &one(PLUGGED), &[new]),
             By::Table => {
@@ -52,7 +52,7 @@ impl Plugged {
         match by {
             By::Message => guest.begin(request::REM_MEM_REG, &one(PLUGGED), &[]),
             By::Table => {
-                let all = [guest.machine.file.as_fd()];
+                let all = [guest.vm.file.as_fd()];
                 guest.begin(request::SET_MEM_TABLE, &table(&[ALL]), &all);
             }
         }
@@ -97,7 +97,7 @@ fn comes(rig: &mut Rig, guest: &mut Guest, memory: &Plugged, by: By) {
     rig.until("it is at the device", |rig| rig.gate.held() > 0);
     memory.plug(guest, by);
     match by {
-        By::Message => assert_eq!(guest.told(rig), 0),
+        By::Message => assert_eq!(guest.reported(rig), 0),
         By::Table => {
             rig.turns();
             assert!(!guest.has_answer(), "what it replaces is in use");
@@ -110,7 +110,7 @@ fn comes(rig: &mut Rig, guest: &mut Guest, memory: &Plugged, by: By) {
     ended.sort_unstable();
     assert_eq!(ended, [before, during]);
     if by == By::Table {
-        assert_eq!(guest.told(rig), 0);
+        assert_eq!(guest.reported(rig), 0);
     }
     rig.until_asleep();
 }
@@ -119,7 +119,7 @@ fn comes(rig: &mut Rig, guest: &mut Guest, memory: &Plugged, by: By) {
 fn is_used(rig: &mut Rig, guest: &mut Guest, memory: &Plugged, round: u8) {
     let data: Vec<u8> = (0..1024u32).map(|i| (i * 7) as u8 ^ round).collect();
     let border = (MEMORY_BYTES - 512) as usize;
-    assert!(guest.machine.all.write(border, &data[..512]));
+    assert!(guest.vm.all.write(border, &data[..512]));
     assert!(memory.0.all.write(OFFSET as usize, &data[512..]));
     let wrote = guest.offer(0, OUT, 9, Data::At(AT - 512, 1024));
     assert!(guest.kick(0) && rig.is_woken(), "a kick was lost");
@@ -146,7 +146,7 @@ fn goes(rig: &mut Rig, guest: &mut Guest, by: By) {
     assert!(!guest.has_answer());
     rig.gate.release();
     assert_eq!(guest.end(rig, 0), (there, 0, 513));
-    assert_eq!(guest.told(rig), 0);
+    assert_eq!(guest.reported(rig), 0);
     for (kind, data) in [
         (IN, Data::At(AT, 512)),
         (OUT, Data::At(AT, 512)),
@@ -176,7 +176,7 @@ fn memory_comes_and_goes_over_deaths() {
             }
             rig.die(None);
             rig.fence();
-            assert_eq!(guest.told(&mut rig), 0);
+            assert_eq!(guest.reported(&mut rig), 0);
             let read = guest.offer(0, IN, 0, Data::At(AT, 512));
             guest.kick(0);
             assert_eq!(guest.end(&mut rig, 0), (read, 0, 513));
@@ -191,7 +191,7 @@ fn memory_comes_and_goes_over_deaths() {
             rig.turns();
             assert!(!guest.has_answer(), "a dead engine may still write there");
             rig.fence();
-            assert_eq!(guest.told(&mut rig), 0);
+            assert_eq!(guest.reported(&mut rig), 0);
             // Repeated requests do not find it.
             assert_eq!(guest.end(&mut rig, 0), (there, 1, 1));
             assert!(!guest.has_answer() && rig.left.is_empty());
@@ -221,7 +221,7 @@ fn is_closed(rig: &mut Rig, bad: &Guest, why: &str, good: &mut Guest) {
     still_good(rig, good);
     rig.gate.release();
     rig.until("that it is let go of", |rig| {
-        rig.machines.tick(&mut rig.core);
+        rig.vms.tick(&mut rig.core);
         !rig.left.is_empty()
     });
     assert_eq!(rig.left.pop().map(|left| left.0), Some(why));
@@ -234,7 +234,7 @@ fn hostile_guest_memory_that_is_used_for_too_long() {
     let (mut rig, mut bad, mut good) = with_neighbour("file", 1);
     let memory = Plugged::new();
     memory.plug(&bad, By::Message);
-    assert_eq!(bad.told(&mut rig), 0);
+    assert_eq!(bad.reported(&mut rig), 0);
     rig.hold_extent(1);
     bad.offer(0, IN, EXTENT, Data::At(AT, 512));
     rig.until("it is at the device", |rig| rig.gate.held() == 1);
@@ -243,7 +243,7 @@ fn hostile_guest_memory_that_is_used_for_too_long() {
     still_good(&mut rig, &mut good);
     let late = rig.core.now_ns() + MESSAGE_LIMIT_NS;
     rig.core.clock.set_now_ns(late);
-    rig.machines.tick(&mut rig.core);
+    rig.vms.tick(&mut rig.core);
     let why = "memory that it took away was used for too long";
     is_closed(&mut rig, &bad, why, &mut good);
 }
@@ -281,18 +281,18 @@ fn hostile_guest_names_memory_that_can_not_be() {
         (request::REM_MEM_REG, [address, len, USER, 0], None),
     ];
     for (kind, region, fd) in cases {
-        let told = bad.tell(&mut rig, kind, &one(region), fd.as_slice());
-        assert_eq!(told, 1, "{kind} {region:x?}");
+        let reported = bad.report(&mut rig, kind, &one(region), fd.as_slice());
+        assert_eq!(reported, 1, "{kind} {region:x?}");
     }
-    let fds = [bad.machine.file.as_fd(), fd];
+    let fds = [bad.vm.file.as_fd(), fd];
     for regions in [[ALL, ALL], [PLUGGED, [AT, BYTES + 1, USER, OFFSET]]] {
-        let told = bad.tell(&mut rig, request::SET_MEM_TABLE, &table(&regions), &fds);
-        assert_eq!(told, 1);
+        let reported = bad.report(&mut rig, request::SET_MEM_TABLE, &table(&regions), &fds);
+        assert_eq!(reported, 1);
     }
     let mut regions = 1;
     let add = |rig: &mut Rig, n: u64| {
         let region = [AT + n * 8192, 4096, USER + n * 8192, OFFSET];
-        bad.tell(rig, request::ADD_MEM_REG, &one(region), &[fd])
+        bad.report(rig, request::ADD_MEM_REG, &one(region), &[fd])
     };
     while regions < 300 && add(&mut rig, regions) == 0 {
         regions += 1;
@@ -311,7 +311,7 @@ fn hostile_guest_takes_the_memory_of_a_ring() {
         let (mut rig, mut bad, mut good) = with_neighbour("file", 2);
         let memory = Plugged::new();
         memory.plug(&bad, by);
-        assert_eq!(bad.told(&mut rig), 0);
+        assert_eq!(bad.reported(&mut rig), 0);
         let layout = Layout::new(OFFSET as usize, SIZE);
         let features = RingFeatures::default();
         let driver = Driver::new(&memory.0.all, layout, SIZE, false, features);
@@ -339,13 +339,13 @@ fn hostile_guest_shrinks_its_memory_under_flight() {
     rig.until("it is at the device", |rig| rig.gate.held() == 1);
     let [address, len, user, offset] = ALL;
     let less = table(&[[address, len / 4, user, offset]]);
-    bad.begin(request::SET_MEM_TABLE, &less, &[bad.machine.file.as_fd()]);
+    bad.begin(request::SET_MEM_TABLE, &less, &[bad.vm.file.as_fd()]);
     rig.turns();
     assert!(!bad.has_answer(), "a device may still write there");
     still_good(&mut rig, &mut good);
     rig.gate.release();
     assert_eq!(bad.end(&mut rig, 0), (there, 0, 513));
-    assert_eq!(bad.told(&mut rig), 0);
+    assert_eq!(bad.reported(&mut rig), 0);
     let gone = bad.offer(0, IN, 0, Data::At(far, 512));
     assert_eq!(bad.end(&mut rig, 0), (gone, 1, 1));
     assert!(rig.left.is_empty());
@@ -360,7 +360,7 @@ fn hostile_guest_cuts_off_its_memory() {
         good.offer(0, OUT, 0, Data::Out(&[1; 512]));
         good.end(&mut rig, 0);
         bad.offer(0, IN, 0, Data::At(AT - 4096, 512));
-        rustix::fs::ftruncate(&bad.machine.file, left).unwrap();
+        rustix::fs::ftruncate(&bad.vm.file, left).unwrap();
         let why = "its memory's file was cut off";
         is_closed(&mut rig, &bad, why, &mut good);
     }
@@ -369,7 +369,7 @@ fn hostile_guest_cuts_off_its_memory() {
     rig.hold_extent(1);
     let there = bad.offer(0, IN, EXTENT, Data::At(AT - 4096, 512));
     rig.until("it is at the device", |rig| rig.gate.held() == 1);
-    rustix::fs::ftruncate(&bad.machine.file, MEMORY_BYTES / 2).unwrap();
+    rustix::fs::ftruncate(&bad.vm.file, MEMORY_BYTES / 2).unwrap();
     rig.gate.release();
     assert_eq!(bad.end(&mut rig, 0), (there, 1, 1));
     assert!(rig.left.is_empty());
@@ -386,7 +386,7 @@ fn hostile_guest_hides_what_is_in_flight() {
             ..PLAIN
         });
         // Its own inflight region, which it modifies.
-        let region = Machine::new(1 << 20);
+        let region = Vm::new(1 << 20);
         guest.ok(&mut rig, request::RESET_DEVICE, &[], &[]);
         let mut area = (1u64 << 20).to_le_bytes().to_vec();
         area.extend(0u64.to_le_bytes());
@@ -396,7 +396,7 @@ fn hostile_guest_hides_what_is_in_flight() {
         guest.ok(&mut rig, request::SET_INFLIGHT_FD, &area, &fd);
         let layout = Layout::new(8 << 20, SIZE);
         let features = RingFeatures::default();
-        guest.drivers[0] = Driver::new(&guest.machine.all, layout, SIZE, packed, features);
+        guest.drivers[0] = Driver::new(&guest.vm.all, layout, SIZE, packed, features);
         let base = if packed { 0x8000_8000 } else { 0 };
         guest.start_ring_at(&mut rig, 0, &layout, base);
         rig.gate.hold();
@@ -408,7 +408,7 @@ fn hostile_guest_hides_what_is_in_flight() {
         let why = rig.left.pop().map(|left| left.0);
         assert_eq!(why, Some("its machine file is damaged"));
         // Device I/O is still waited for.
-        assert!(rig.core.carried.may_touch_memory_of(LaneIndex(3)));
+        assert!(rig.core.recovered.may_touch_memory_of(LaneIndex(3)));
         rig.fence();
         let mut next = rig.guest(PLAIN);
         let wrote = next.offer(0, OUT, 7, Data::Out(&[2; 512]));

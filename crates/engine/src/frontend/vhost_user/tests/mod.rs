@@ -6,8 +6,8 @@ mod foreign;
 mod guest;
 mod in_band;
 mod memory;
+mod reported;
 mod rig;
-mod told;
 
 use forebay_virtio::model::{GUEST_ADDRESS, Layout, Offered, USER_ADDRESS};
 use forebay_virtio::vhost_user::message::request;
@@ -360,11 +360,11 @@ fn a_long_request_goes_in_parts_and_comes_back_as_one() {
             let mut header = kind.to_le_bytes().to_vec();
             header.extend([0; 12]);
             header[8] = 9;
-            assert!(guest.machine.all.write(1 << 20, &header));
+            assert!(guest.vm.all.write(1 << 20, &header));
             if kind == OUT {
-                assert!(guest.machine.all.write(from, &data));
+                assert!(guest.vm.all.write(from, &data));
             } else {
-                assert!(guest.machine.all.write(from, &vec![0; bytes]));
+                assert!(guest.vm.all.write(from, &vec![0; bytes]));
             }
             let half = 700_416;
             let pieces = [
@@ -381,11 +381,11 @@ fn a_long_request_goes_in_parts_and_comes_back_as_one() {
             });
             assert_eq!(ended.map(|(_, written)| written), Some(expected));
             let mut status = [9];
-            assert!(guest.machine.all.read((1 << 20) + 16, &mut status));
+            assert!(guest.vm.all.read((1 << 20) + 16, &mut status));
             assert_eq!(status, [0]);
         }
         let mut read = vec![0; bytes];
-        assert!(guest.machine.all.read(from, &mut read));
+        assert!(guest.vm.all.read(from, &mut read));
         assert!(read == data, "other bytes");
     }
 }
@@ -427,7 +427,7 @@ fn growth_is_told_and_the_cache_is_the_drivers_choice() {
     rig.fence();
     assert_eq!(config(&mut rig)[32], 0);
     set[12] = 2;
-    assert_eq!(guest.tell(&mut rig, request::SET_CONFIG, &set, &[]), 1);
+    assert_eq!(guest.report(&mut rig, request::SET_CONFIG, &set, &[]), 1);
 }
 
 /// Such a guest is closed for a reason that names it; the next one is served.
@@ -446,12 +446,7 @@ fn hostile_guest_available_index_beyond_the_queue() {
     let mut rig = Rig::new(1);
     let guest = rig.guest(PLAIN);
     let layout = Layout::new(0, guest::SIZE);
-    assert!(
-        guest
-            .machine
-            .all
-            .write(layout.driver + 2, &9u16.to_le_bytes())
-    );
+    assert!(guest.vm.all.write(layout.driver + 2, &9u16.to_le_bytes()));
     is_closed(&mut rig, "the available index is beyond the queue");
 }
 
@@ -469,15 +464,10 @@ fn hostile_guest_descriptor_loop() {
             let words = if packed { [0u16, 1 | 1 << 7] } else { [1, 0] };
             d.extend(words[0].to_le_bytes());
             d.extend(words[1].to_le_bytes());
-            assert!(guest.machine.all.write(layout.descriptors + 16 * i, &d));
+            assert!(guest.vm.all.write(layout.descriptors + 16 * i, &d));
         }
         if !packed {
-            assert!(
-                guest
-                    .machine
-                    .all
-                    .write(layout.driver + 2, &1u16.to_le_bytes())
-            );
+            assert!(guest.vm.all.write(layout.driver + 2, &1u16.to_le_bytes()));
         }
         is_closed(&mut rig, "a chain of descriptors does not end");
     }
@@ -506,7 +496,7 @@ fn hostile_guest_data_outside_memory() {
         writable,
     };
     let at = GUEST_ADDRESS + (1 << 20);
-    assert!(guest.machine.all.write(1 << 20, &[0; 16]));
+    assert!(guest.vm.all.write(1 << 20, &[0; 16]));
     guest.drivers[0].offer(
         &[
             piece(at, 16, false),
@@ -517,7 +507,7 @@ fn hostile_guest_data_outside_memory() {
     );
     rig.until("its end", |_| guest.drivers[0].has_used());
     let mut status = [0];
-    assert!(guest.machine.all.read((1 << 20) + 16, &mut status));
+    assert!(guest.vm.all.read((1 << 20) + 16, &mut status));
     assert_eq!(status, [1]);
     assert!(rig.left.is_empty());
 }
@@ -528,7 +518,7 @@ fn hostile_guest_ring_that_moves_while_in_use() {
     let guest = rig.guest(PLAIN);
     let bytes = guest.addresses(0, [4096, 8192, 12288]);
     assert_eq!(
-        guest.tell(&mut rig, request::SET_VRING_ADDR, &bytes, &[]),
+        guest.report(&mut rig, request::SET_VRING_ADDR, &bytes, &[]),
         1
     );
     guest.send(request::SET_VRING_ADDR, &bytes, &[]);
@@ -540,11 +530,7 @@ fn hostile_guest_ring_outside_memory() {
     let mut rig = Rig::new(1);
     let guest = rig.guest(PLAIN);
     let table = table(&[[GUEST_ADDRESS + 4096, 4096, USER_ADDRESS + 4096, 4096]]);
-    guest.send(
-        request::SET_MEM_TABLE,
-        &table,
-        &[guest.machine.file.as_fd()],
-    );
+    guest.send(request::SET_MEM_TABLE, &table, &[guest.vm.file.as_fd()]);
     is_closed(&mut rig, "a part of the ring is not in the guest's memory");
 }
 
@@ -552,7 +538,7 @@ fn hostile_guest_ring_outside_memory() {
 fn hostile_guest_unknown_and_malformed_messages() {
     let mut rig = Rig::new(1);
     let guest = rig.guest(PLAIN);
-    assert_eq!(guest.tell(&mut rig, 77, &[0; 100], &[]), 1);
+    assert_eq!(guest.report(&mut rig, 77, &[0; 100], &[]), 1);
     guest.send(request::SET_FEATURES, &[0; 7], &[]);
     is_closed(&mut rig, "a message whose length is not its kind's");
 }
@@ -561,9 +547,9 @@ fn hostile_guest_unknown_and_malformed_messages() {
 fn hostile_guest_descriptors_that_are_not_what_they_say() {
     let mut rig = Rig::new(1);
     let guest = rig.guest(PLAIN);
-    let kick = [guest.machine.file.as_fd()];
-    let told = guest.tell(&mut rig, request::SET_VRING_KICK, &[0; 8], &kick);
-    assert_eq!(told, 1);
+    let kick = [guest.vm.file.as_fd()];
+    let reported = guest.report(&mut rig, request::SET_VRING_KICK, &[0; 8], &kick);
+    assert_eq!(reported, 1);
     guest.send(request::SET_VRING_KICK, &[0; 8], &[]);
     is_closed(
         &mut rig,

@@ -7,9 +7,9 @@ use crate::core::FrontendIndex;
 use crate::core::staging::Staging;
 use crate::core::{Core, ServedDevice};
 use crate::frontend::vm::closer::Closer;
-use crate::frontend::vm::file::MachineFile;
+use crate::frontend::vm::file::VmFile;
 use crate::frontend::vm::protocol::Closing;
-use crate::frontend::vm::{NewMachine, Vms};
+use crate::frontend::vm::{NewVm, Vms};
 use crate::frontend::{Frontend, vm_protocol};
 use crate::lane::{Lane, LaneIndex};
 use crate::upcall::Upcall;
@@ -32,7 +32,7 @@ const EXTENT: u64 = 64 << 10;
 const V: VolumeId = VolumeId(9);
 pub(super) struct Rig {
     pub core: Core,
-    pub machines: Vms,
+    pub vms: Vms,
     pub gate: Arc<TestGate>,
     pub volume: Arc<Volume>,
     epoll: Arc<OwnedFd>,
@@ -124,7 +124,7 @@ impl Rig {
         let epoll = epoll();
         let mut rig = Self {
             core,
-            machines: Vms::new(
+            vms: Vms::new(
                 FrontendIndex(1),
                 epoll.clone(),
                 Closer::start().unwrap(),
@@ -173,7 +173,7 @@ impl Rig {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (ours, theirs) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
-        let file = MachineFile::create(self.export.export, self.export.frontend.word()).unwrap();
+        let file = VmFile::create(self.export.export, self.export.frontend.word()).unwrap();
         let socket = self.next_socket;
         self.next_socket += 1;
         let ours = Arc::new(ours);
@@ -183,7 +183,7 @@ impl Rig {
             file.fd().try_clone_to_owned().unwrap(),
         ));
         self.deposits.clear();
-        let new = NewMachine {
+        let new = NewVm {
             socket,
             fd: ours,
             export: self.export.clone(),
@@ -192,7 +192,7 @@ impl Rig {
             blamed: None,
         };
         self.core.begin_turn();
-        self.machines.adopt(&mut self.core, new);
+        self.vms.adopt(&mut self.core, new);
         theirs
     }
 
@@ -201,7 +201,7 @@ impl Rig {
         let (socket, fd, file) = self.kept.take().expect("a client");
         let (core, gate, region) = core_of(&self.spec);
         let epoll = epoll();
-        let machines = Vms::new(
+        let vms = Vms::new(
             FrontendIndex(1),
             epoll.clone(),
             Closer::start().unwrap(),
@@ -209,30 +209,29 @@ impl Rig {
         );
         // As after a kill: no destructor runs.
         std::mem::forget(std::mem::replace(&mut self.core, core));
-        std::mem::replace(&mut self.machines, machines).die();
+        std::mem::replace(&mut self.vms, vms).die();
         (self.gate, self.epoll) = (gate, epoll);
         self.serve(&region);
         let again = file.try_clone().unwrap();
         let word = self.export.frontend.word();
-        let new = NewMachine {
+        let new = NewVm {
             socket,
             fd: fd.clone(),
             export: self.export.clone(),
-            file: MachineFile::adopt(file, self.export.export, word).unwrap(),
+            file: VmFile::adopt(file, self.export.export, word).unwrap(),
             inherited: Some(self.deposits.clone()),
             blamed: blamed.map(Some),
         };
         self.kept = Some((socket, fd, again));
         self.core.begin_turn();
-        self.machines.adopt(&mut self.core, new);
+        self.vms.adopt(&mut self.core, new);
     }
 
     pub(super) fn grow(&mut self) {
         let grown = Arc::new(self.volume.grown(volume(120)).unwrap());
         self.volume = grown.clone();
         self.core.lanes.set_volume(&grown);
-        self.machines
-            .export_changed(&mut self.core, self.export.export);
+        self.vms.export_changed(&mut self.core, self.export.export);
     }
 
     /// Holds I/O at one of the volume's extents.
@@ -257,9 +256,9 @@ impl Rig {
     pub(super) fn turn(&mut self) -> bool {
         self.core.begin_turn();
         let mut any = self.core.reap();
-        any |= self.machines.poll_all(&mut self.core);
-        any |= self.core.submit();
-        self.look();
+        any |= self.vms.poll_all(&mut self.core);
+        any |= self.core.end_turn();
+        self.check();
         while let Some(upcall) = self.core.upcalls.pop_front() {
             any = true;
             match upcall {
@@ -268,13 +267,13 @@ impl Rig {
                     for deposit in deposits {
                         self.deposits.insert(deposit.number, deposit.fd);
                     }
-                    self.machines.deposited(socket, last, true);
+                    self.vms.deposited(socket, last, true);
                 }
                 Upcall::Withdrawn(_, numbers) => {
                     self.deposits.retain(|number, _| !numbers.contains(number));
                 }
-                Upcall::MachineLeft(_, _, why) => self.left.push(why),
-                Upcall::MachineRefused(_, why) => self.refused.push(why),
+                Upcall::VmDetached(_, _, why) => self.left.push(why),
+                Upcall::VmRefused(_, why) => self.refused.push(why),
                 _ => {}
             }
         }
@@ -282,7 +281,7 @@ impl Rig {
     }
 
     /// Handles epoll events; true if there were any.
-    fn look(&mut self) -> bool {
+    fn check(&mut self) -> bool {
         let mut events = Vec::with_capacity(64);
         let none = rustix::event::Timespec {
             tv_sec: 0,
@@ -291,14 +290,14 @@ impl Rig {
         let spare = rustix::buffer::spare_capacity(&mut events);
         let _ = epoll::wait(&*self.epoll, spare, Some(&none));
         let keys: Vec<u64> = events.iter().map(|e| e.data.u64()).collect();
-        self.machines.sockets_ready(&mut self.core, &keys);
+        self.vms.sockets_ready(&mut self.core, &keys);
         !keys.is_empty()
     }
 
     pub(super) fn until_asleep(&mut self) {
         for _ in crate::patience::patiently() {
-            let busy = self.turn() || self.core.must_turn() || !self.machines.is_idle();
-            if !busy && self.core.busy_ios() == 0 && self.machines.arm(&mut self.core) {
+            let busy = self.turn() || self.core.must_turn() || !self.vms.is_idle();
+            if !busy && self.core.busy_ios() == 0 && self.vms.arm(&mut self.core) {
                 return;
             }
         }
@@ -307,7 +306,7 @@ impl Rig {
 
     /// Whether an event would wake the reactor now.
     pub(super) fn is_woken(&mut self) -> bool {
-        self.look()
+        self.check()
     }
 
     pub(super) fn until(&mut self, what: &str, mut so: impl FnMut(&mut Self) -> bool) {

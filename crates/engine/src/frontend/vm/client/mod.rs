@@ -12,7 +12,7 @@ use self::interrupts::Interrupts;
 use self::known::Registered;
 pub(crate) use self::known::{MAX_REGISTERED, MAX_REGISTERED_ENTRIES};
 use super::closer::Closer;
-use super::file::{ClientRegion, MAX_SLOTS, MachineFile, MessageStage};
+use super::file::{ClientRegion, MAX_SLOTS, MessageStage, VmFile};
 use super::protocol::{Closing, Deposit};
 use super::registered::Asker;
 use super::signal::Signals;
@@ -31,7 +31,7 @@ pub(crate) const MAX_MESSAGE_BYTES: usize = 64 * 1024 + 64;
 pub(crate) const MAX_DESCRIPTORS: usize = 32;
 pub(crate) const MESSAGE_LIMIT_NS: u64 = 30_000_000_000;
 /// Refusals per client that become events.
-const MAX_TOLD: u32 = 8;
+const MAX_REPORTS: u32 = 8;
 pub(crate) const MAX_DEPOSITS: usize = 1024;
 
 pub(crate) struct Client {
@@ -45,7 +45,7 @@ pub(crate) struct Client {
     pub is_heard: bool,
     pub(super) export: Arc<ExportConfig>,
     pub(super) lane: Option<LaneIndex>,
-    pub(super) file: MachineFile,
+    pub(super) file: VmFile,
     pub(super) memory: GuestMemory,
     /// Removed memory that may still be in use.
     retired: Retired,
@@ -61,7 +61,7 @@ pub(crate) struct Client {
     pub(super) awaits_deposit: Option<u32>,
     pub(super) upcalls: Vec<Upcall>,
     /// Refusals that became events.
-    told: u32,
+    reported: u32,
     /// Some deposits may be unused now.
     changed: bool,
     /// A dead engine's commands may still touch its memory.
@@ -73,7 +73,7 @@ pub(crate) struct Client {
 pub(crate) struct ClientRequest {
     /// The bytes; empty: no request.
     pub bytes: Vec<u8>,
-    /// A unique number, by which a successor knows it ([`MachineFile::asked`]).
+    /// A unique number, by which a successor knows it ([`VmFile::asked`]).
     pub number: u64,
     pub(super) sent: usize,
 }
@@ -99,7 +99,7 @@ impl Client {
         socket: u64,
         export: Arc<ExportConfig>,
         lane: Option<LaneIndex>,
-        file: MachineFile,
+        file: VmFile,
         place: ClientPlace,
     ) -> Self {
         Self {
@@ -122,7 +122,7 @@ impl Client {
             closing: None,
             awaits_deposit: None,
             upcalls: Vec::new(),
-            told: 0,
+            reported: 0,
             changed: false,
             inherited: false,
             registered: Vec::new(),
@@ -181,7 +181,7 @@ impl Client {
     /// removal.
     pub(crate) fn may_be_touched(&self, core: &Core) -> bool {
         self.home
-            .is_some_and(|lane| core.carried.may_touch_memory_of(lane))
+            .is_some_and(|lane| core.recovered.may_touch_memory_of(lane))
     }
 
     pub(super) fn generation(&self) -> u16 {
@@ -227,11 +227,11 @@ impl Client {
     /// The core's name for that command.
     #[inline]
     pub(crate) fn command_ref(&self, lane: LaneIndex, slot: u16) -> CommandRef {
-        CommandRef::machine(lane.0, slot)
+        CommandRef::vm(lane.0, slot)
     }
 
     #[inline]
-    pub(crate) fn file(&self) -> &MachineFile {
+    pub(crate) fn file(&self) -> &VmFile {
         &self.file
     }
 
@@ -246,11 +246,11 @@ impl Client {
     }
 
     /// Makes an event of a refusal; their number per client is limited.
-    pub(crate) fn tell_refused(&mut self, why: impl FnOnce() -> String) {
-        if self.told < MAX_TOLD {
-            self.told += 1;
-            let told = Upcall::MachineRefused(self.export.export, why());
-            self.upcalls.push(told);
+    pub(crate) fn report_refused(&mut self, why: impl FnOnce() -> String) {
+        if self.reported < MAX_REPORTS {
+            self.reported += 1;
+            let reported = Upcall::VmRefused(self.export.export, why());
+            self.upcalls.push(reported);
         }
     }
 

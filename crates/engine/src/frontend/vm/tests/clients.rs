@@ -160,7 +160,7 @@ fn memory_is_given_back_when_nothing_uses_it() {
     }
     assert_eq!(rig.answers(), [1u32.to_le_bytes(); 2].concat());
     assert!(
-        rig.machines.retry_within_ns().is_some(),
+        rig.vms.retry_within_ns().is_some(),
         "nobody tells when it is free"
     );
     USED.take();
@@ -179,7 +179,7 @@ fn memory_is_given_back_when_nothing_uses_it() {
     }
     let late = rig.core.now_ns() + client::MESSAGE_LIMIT_NS;
     rig.core.clock.set_now_ns(late);
-    rig.machines.tick(&mut rig.core);
+    rig.vms.tick(&mut rig.core);
     rig.turn();
     assert_eq!(rig.left, ["memory that it took away was used for too long"]);
     USED.take();
@@ -201,11 +201,11 @@ fn who_takes_no_answer_is_closed_after_a_while() {
             break;
         }
     }
-    assert!(rig.left.is_empty() && rig.machines.is_idle(), "it waits");
-    assert!(rig.machines.next_deadline_ns().is_some());
+    assert!(rig.left.is_empty() && rig.vms.is_idle(), "it waits");
+    assert!(rig.vms.next_deadline_ns().is_some());
     let late = rig.core.now_ns() + client::MESSAGE_LIMIT_NS;
     rig.core.clock.set_now_ns(late);
-    rig.machines.tick(&mut rig.core);
+    rig.vms.tick(&mut rig.core);
     rig.turn();
     assert_eq!(rig.left, ["it did not take an answer in time"]);
 }
@@ -225,7 +225,7 @@ fn who_goes_is_put_away() {
     drop(std::mem::replace(&mut rig.client, gone));
     rig.run();
     assert_eq!(
-        (rig.left.as_slice(), rig.machines.count()),
+        (rig.left.as_slice(), rig.vms.count()),
         (&["it hung up"][..], 0)
     );
 }

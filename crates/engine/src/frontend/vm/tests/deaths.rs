@@ -118,12 +118,12 @@ fn an_answer_of_which_a_part_is_gone_ends_the_client() {
     rig.send(&message(Echo, 0, b"x"), &[]);
     assert!(rig.dies());
     // As if the socket had taken only a part.
-    rig.machine_file().begin_answer(100);
-    answer::send(&rig.ours, b"part", None, rig.machine_file().note()).unwrap();
+    rig.vm_file().begin_answer(100);
+    answer::send(&rig.ours, b"part", None, rig.vm_file().note()).unwrap();
     rig.succeed(None);
     rig.run();
     assert_eq!(rig.left, ["the engine died in the middle of an answer"]);
-    assert_eq!(rig.machines.count(), 0);
+    assert_eq!(rig.vms.count(), 0);
 }
 
 #[test]
@@ -148,10 +148,10 @@ fn who_crashes_engines_by_a_message_is_closed() {
             let later = rig.core.now_ns() + waits;
             rig.core.clock.set_now_ns(later);
             rig.send(&message(Post, 0, b""), &[]);
-            for machine in rig.machines.all.iter_mut().flatten() {
-                machine.talk.ready();
+            for vm in rig.vms.all.iter_mut().flatten() {
+                vm.talk.ready();
             }
-            while rig.machines.poll_all(&mut rig.core) {}
+            while rig.vms.poll_all(&mut rig.core) {}
             rig.succeed(Some(None));
             rig.run();
         }

@@ -6,7 +6,7 @@ mod clients;
 mod deaths;
 mod registered;
 
-use super::file::{MAX_SLOTS, MachineFile};
+use super::file::{MAX_SLOTS, VmFile};
 use super::protocol::{Answer, Message, StreamFrame};
 use super::*;
 use crate::core::DoneIo;
@@ -164,7 +164,7 @@ impl Protocol for Toy {
 
 struct Rig {
     core: Core,
-    machines: Vms,
+    vms: Vms,
     epoll: Arc<OwnedFd>,
     export: Arc<ExportConfig>,
     client: OwnedFd,
@@ -180,13 +180,13 @@ fn engine() -> (Core, Vms, Arc<OwnedFd>) {
     let ring = Ring::new(&RingOptions::default()).unwrap();
     let core = Core::new(0, region, Staging::new().unwrap(), ring);
     let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).unwrap());
-    let machines = Vms::new(
+    let vms = Vms::new(
         FrontendIndex(1),
         epoll.clone(),
         Closer::start().unwrap(),
         |_| Ok(Box::new(Toy)),
     );
-    (core, machines, epoll)
+    (core, vms, epoll)
 }
 
 fn message(ask: Ask, what: u32, payload: &[u8]) -> Vec<u8> {
@@ -218,7 +218,7 @@ impl Rig {
     }
 
     fn of(frontend: Kind) -> Self {
-        let (core, machines, epoll) = engine();
+        let (core, vms, epoll) = engine();
         let export = Arc::new(ExportConfig {
             export: ExportId(4),
             volume: VolumeId(9),
@@ -231,10 +231,10 @@ impl Rig {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let (ours, client) =
             rustix::net::socketpair(AddressFamily::UNIX, SocketType::STREAM, flags, None).unwrap();
-        let file = MachineFile::create(export.export, export.frontend.word()).unwrap();
+        let file = VmFile::create(export.export, export.frontend.word()).unwrap();
         let mut rig = Self {
             core,
-            machines,
+            vms,
             epoll,
             export,
             client,
@@ -250,11 +250,11 @@ impl Rig {
 
     fn adopt(
         &mut self,
-        file: MachineFile,
+        file: VmFile,
         inherited: Option<BTreeMap<u32, Arc<OwnedFd>>>,
         blamed: Option<Option<u16>>,
     ) {
-        let new = NewMachine {
+        let new = NewVm {
             socket: 1,
             fd: self.ours.clone(),
             export: self.export.clone(),
@@ -263,16 +263,16 @@ impl Rig {
             blamed,
         };
         self.core.begin_turn();
-        self.machines.adopt(&mut self.core, new);
+        self.vms.adopt(&mut self.core, new);
     }
 
     fn succeed(&mut self, blamed: Option<Option<u16>>) {
-        let (core, machines, epoll) = engine();
+        let (core, vms, epoll) = engine();
         // As after a kill: no destructor runs.
         std::mem::forget(std::mem::replace(&mut self.core, core));
-        std::mem::replace(&mut self.machines, machines).die();
+        std::mem::replace(&mut self.vms, vms).die();
         self.epoll = epoll;
-        let file = self.machine_file();
+        let file = self.vm_file();
         let deposits = self.deposits.clone();
         self.adopt(file, Some(deposits), blamed);
     }
@@ -311,8 +311,8 @@ impl Rig {
         let spare = rustix::buffer::spare_capacity(&mut events);
         let _ = epoll::wait(&*self.epoll, spare, Some(&none));
         let keys: Vec<u64> = events.iter().map(|e: &epoll::Event| e.data.u64()).collect();
-        self.machines.sockets_ready(&mut self.core, &keys);
-        let mut any = self.machines.poll_all(&mut self.core) || !keys.is_empty();
+        self.vms.sockets_ready(&mut self.core, &keys);
+        let mut any = self.vms.poll_all(&mut self.core) || !keys.is_empty();
         while let Some(upcall) = self.core.upcalls.pop_front() {
             any = true;
             match upcall {
@@ -322,12 +322,12 @@ impl Rig {
                         let kept = deposits.into_iter().map(|d| (d.number, d.fd));
                         self.deposits.extend(kept);
                     }
-                    self.machines.deposited(socket, last, self.keeps);
+                    self.vms.deposited(socket, last, self.keeps);
                 }
                 Upcall::Withdrawn(_, numbers) => {
                     self.deposits.retain(|number, _| !numbers.contains(number));
                 }
-                Upcall::MachineLeft(_, _, why) => self.left.push(why.0),
+                Upcall::VmDetached(_, _, why) => self.left.push(why.0),
                 _ => {}
             }
         }
@@ -336,7 +336,7 @@ impl Rig {
 
     fn run(&mut self) {
         for _ in crate::patience::patiently() {
-            if !self.turn() && self.machines.is_idle() {
+            if !self.turn() && self.vms.is_idle() {
                 return;
             }
         }
@@ -352,15 +352,15 @@ impl Rig {
         }
     }
 
-    fn machine_file(&self) -> MachineFile {
+    fn vm_file(&self) -> VmFile {
         let file = self.file.try_clone().unwrap();
         let word = self.export.frontend.word();
-        MachineFile::adopt(file, self.export.export, word).unwrap()
+        VmFile::adopt(file, self.export.export, word).unwrap()
     }
 
     fn client(&mut self) -> &mut Client {
-        let machine = self.machines.all.iter_mut().flatten().next();
-        &mut machine.expect("it is served").client
+        let vm = self.vms.all.iter_mut().flatten().next();
+        &mut vm.expect("it is served").client
     }
 
     fn pages(&mut self) -> Vec<u64> {

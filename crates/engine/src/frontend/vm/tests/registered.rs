@@ -11,7 +11,7 @@ impl Rig {
         for _ in crate::patience::patiently() {
             self.turn();
             if self
-                .machines
+                .vms
                 .all
                 .iter()
                 .flatten()
@@ -135,8 +135,8 @@ fn a_lane_that_is_anothers_now_is_left_alone() {
     let home = Some(LaneIndex(3));
     let lane = Lane::new(LaneIndex(3), volume, rig.export.clone(), region);
     rig.core.set_lane(lane);
-    let Rig { core, machines, .. } = &mut rig;
-    let client = &mut machines.all[0].as_mut().unwrap().client;
+    let Rig { core, vms, .. } = &mut rig;
+    let client = &mut vms.all[0].as_mut().unwrap().client;
     // Its export is removed; the lane waits for its commands.
     (client.lane, client.home) = (None, home);
     assert_eq!(client.own_lane(core), home);
