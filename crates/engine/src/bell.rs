@@ -9,11 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::*, fence};
 
 #[derive(Debug, Default)]
-pub struct Sleeper(AtomicBool);
+pub(crate) struct Sleeper(AtomicBool);
 
 impl Sleeper {
     /// False if there is work: the thread must not sleep.
-    pub fn fall_asleep(&self, nothing: impl FnOnce() -> bool) -> bool {
+    pub(crate) fn fall_asleep(&self, nothing: impl FnOnce() -> bool) -> bool {
         self.0.store(true, SeqCst);
         fence(SeqCst);
         if nothing() {
@@ -23,7 +23,7 @@ impl Sleeper {
         false
     }
 
-    pub fn awake(&self) {
+    pub(crate) fn awake(&self) {
         self.0.store(false, SeqCst);
     }
 
@@ -37,14 +37,14 @@ impl Sleeper {
 
 /// Wakes a reactor, for other reactors.
 #[derive(Clone, Debug)]
-pub struct ReactorBell {
+pub(crate) struct ReactorBell {
     pub asleep: Arc<Sleeper>,
     pub wake: Arc<OwnedFd>,
 }
 
 impl ReactorBell {
     #[cfg(test)]
-    pub fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         Ok(Self {
             asleep: Arc::default(),
             wake: Arc::new(eventfd()?),
@@ -53,7 +53,7 @@ impl ReactorBell {
 
     /// Wakes the reactor if it sleeps. Call it after an entry was added.
     #[inline]
-    pub fn ring(&self) {
+    pub(crate) fn ring(&self) {
         if self.asleep.must_be_woken() {
             ring_bell(&*self.wake);
         }
@@ -61,7 +61,7 @@ impl ReactorBell {
 
     /// An approximate answer, without a fence.
     #[inline]
-    pub fn sleeps(&self) -> bool {
+    pub(crate) fn sleeps(&self) -> bool {
         self.asleep.0.load(Relaxed)
     }
 }

@@ -41,7 +41,7 @@ fn coarse_ns() -> u64 {
 
 /// Time until which the last check of the heartbeat blocks is valid.
 #[derive(Debug)]
-pub struct Pulse {
+pub(crate) struct Pulse {
     until_ns: AtomicU64,
     /// Entry into the submitting call, else 0. On some file systems (FUSE) it waits for another
     /// request on the file.
@@ -61,7 +61,7 @@ impl Default for Pulse {
 impl Pulse {
     /// Returns at once while the last check is valid, else waits for a new one.
     #[inline]
-    pub fn check(&self) {
+    pub(crate) fn check(&self) {
         if coarse_ns() > self.until_ns.load(Relaxed) {
             self.wait();
         }

@@ -17,11 +17,11 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Its slot in the state region and in its reactor.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct LaneIndex(pub u32);
+pub(crate) struct LaneIndex(pub u32);
 
 /// Statistics of a volume that only the owner knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct VolumeStatistics {
+pub(crate) struct VolumeStatistics {
     /// `None`: unknown, reported as the volume's size.
     pub used_bytes: Option<u64>,
     /// Free space that it may still take, per cent.
@@ -47,7 +47,7 @@ impl Default for VolumeStatistics {
 
 /// Commands that succeeded at once, counted together.
 #[derive(Clone, Copy, Default, Debug)]
-pub struct AtOnce {
+pub(crate) struct AtOnce {
     any: bool,
     /// (Number, bytes) of reads and of writes.
     kinds: [(u64, u64); 2],
@@ -55,12 +55,12 @@ pub struct AtOnce {
 
 impl AtOnce {
     #[inline]
-    pub fn is_none(&self) -> bool {
+    pub(crate) fn is_none(&self) -> bool {
         !self.any
     }
 
     #[inline]
-    pub fn add(&mut self, write: bool, bytes: u32) {
+    pub(crate) fn add(&mut self, write: bool, bytes: u32) {
         let (ops, sum) = &mut self.kinds[usize::from(write)];
         *ops += 1;
         *sum += u64::from(bytes);
@@ -70,7 +70,7 @@ impl AtOnce {
 
 /// A volume's part of its tenant's budget.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Share {
+pub(crate) struct Share {
     /// Slot in the state region.
     pub tenant: u32,
     /// `None`: an equal part, no limit of its own.
@@ -78,7 +78,7 @@ pub struct Share {
 }
 
 #[derive(Debug)]
-pub struct Lane {
+pub(crate) struct Lane {
     pub index: LaneIndex,
     pub volume: Arc<Volume>,
     pub reservations: Arc<Reservations>,
@@ -100,7 +100,7 @@ pub struct Lane {
 }
 
 impl Lane {
-    pub fn new(
+    pub(crate) fn new(
         index: LaneIndex,
         volume: Arc<Volume>,
         export: Arc<ExportConfig>,
@@ -123,18 +123,18 @@ impl Lane {
         }
     }
 
-    pub fn set_reservations(&mut self, reservations: &Arc<Reservations>) {
+    pub(crate) fn set_reservations(&mut self, reservations: &Arc<Reservations>) {
         self.vm_access = reservations.access_of_strangers();
         self.reservations = reservations.clone();
     }
 
-    pub fn record(&self) -> &LaneRecord {
+    pub(crate) fn record(&self) -> &LaneRecord {
         &self.region.lanes()[self.index.0 as usize]
     }
 
     /// `ns`: time since they were taken, called only if there are any.
     #[inline]
-    pub fn count_at_once(&self, ended: &mut AtOnce, ns: impl FnOnce() -> u64) {
+    pub(crate) fn count_at_once(&self, ended: &mut AtOnce, ns: impl FnOnce() -> u64) {
         if std::mem::take(&mut ended.any) {
             let ns = ns();
             let ops = &self.record().ops;
@@ -147,7 +147,7 @@ impl Lane {
         }
     }
 
-    pub fn namespace_info(&self) -> NamespaceInfo {
+    pub(crate) fn namespace_info(&self) -> NamespaceInfo {
         let volume = &self.volume.config;
         NamespaceInfo {
             geometry: self.geometry(),
@@ -161,14 +161,14 @@ impl Lane {
     }
 
     #[inline]
-    pub fn geometry(&self) -> NamespaceGeometry {
+    pub(crate) fn geometry(&self) -> NamespaceGeometry {
         NamespaceGeometry {
             block_bytes: self.volume.config.block_bytes,
             block_count: self.volume.blocks(),
         }
     }
 
-    pub fn health(&self) -> Health {
+    pub(crate) fn health(&self) -> Health {
         let of = |kind: OpKind| &self.record().ops[kind as usize];
         let figure =
             |past: u64, cell: &AtomicU64| u128::from(past) + u128::from(cell.load(Relaxed));

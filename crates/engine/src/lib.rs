@@ -16,7 +16,7 @@ mod associations;
 mod bell;
 pub mod config;
 mod control;
-pub mod core;
+mod core;
 mod crash;
 mod exports;
 mod frontend;
@@ -25,7 +25,7 @@ mod io;
 mod lane;
 pub mod limits;
 mod listener;
-pub mod memory;
+mod memory;
 mod offload;
 #[cfg(test)]
 mod patience;

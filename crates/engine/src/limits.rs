@@ -1,4 +1,11 @@
-//! Limits of one VM, for comparison with the documentation.
+//! Limits, for comparison with the documentation.
+
+/// Address space that the engine maps once for its buffers, in bytes.
+pub const BUFFER_BYTES: usize = crate::memory::MEMORY_BYTES;
+/// Time limit for the owner's answer to a command's fault, in nanoseconds.
+pub const OWNER_WAIT_NS: u64 = crate::io::clock::OWNER_WAIT_LIMIT_NS;
+/// Bytes of one command's data.
+pub const TRANSFER_BYTES: u32 = crate::io::staging::MAX_TRANSFER_BYTES;
 
 /// Commands in flight of one NVMe controller.
 pub const NVME_COMMANDS: usize = crate::frontend::vfio_user::COMMANDS_IN_HAND;

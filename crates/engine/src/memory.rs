@@ -23,7 +23,7 @@ use std::sync::{Mutex, PoisonError};
 
 const PAGE_BYTES: usize = 4096;
 /// Bytes of each of the two buffers of a [`Keep`].
-pub const KEEP_BYTES: usize = RECEIVE_BYTES;
+pub(crate) const KEEP_BYTES: usize = RECEIVE_BYTES;
 const RECEIVE_BUFFER_BYTES: usize = RECEIVE_AT + RECEIVE_BYTES;
 const REACTOR_BYTES: usize = RECEIVE_BUFFER_BYTES + STAGING_BYTES;
 
@@ -36,7 +36,7 @@ const INHERITED_BYTES: usize = MAX_REACTORS * STAGING_BYTES;
 const ZEROS_AT: usize = INHERITED_AT + INHERITED_BYTES;
 const ZEROS_BYTES: usize = MAX_TRANSFER_BYTES as usize;
 /// Size of the sparse file.
-pub const MEMORY_BYTES: usize = ZEROS_AT + ZEROS_BYTES;
+pub(crate) const MEMORY_BYTES: usize = ZEROS_AT + ZEROS_BYTES;
 // The range that a buffer reference can name.
 const _: () = assert!(MEMORY_BYTES as u64 <= 1 << 36 && REACTOR_BYTES.is_multiple_of(PAGE_BYTES));
 
@@ -55,7 +55,7 @@ pub(crate) fn receive_buffer_at(reactor: usize) -> Option<u64> {
 
 /// The engine's memory.
 #[derive(Debug)]
-pub struct Memory {
+pub(crate) struct Memory {
     base: NonNull<u8>,
     file: OwnedFd,
     reactors: AtomicU64,
@@ -75,7 +75,7 @@ impl Memory {
     ///
     /// # Errors
     /// Those of the system.
-    pub fn create() -> io::Result<&'static Self> {
+    pub(crate) fn create() -> io::Result<&'static Self> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("forebay-memory", flags)?;
         rustix::fs::ftruncate(&file, MEMORY_BYTES as u64)?;
@@ -110,7 +110,7 @@ impl Memory {
     }
 
     /// The file.
-    pub fn fd(&self) -> BorrowedFd<'_> {
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
     }
 
@@ -121,7 +121,7 @@ impl Memory {
     }
 
     /// A reactor's part; `None` if taken or out of range.
-    pub fn reactor(&'static self, reactor: usize) -> Option<ReactorMemory> {
+    pub(crate) fn reactor(&'static self, reactor: usize) -> Option<ReactorMemory> {
         let bit = (reactor < MAX_REACTORS).then(|| 1u64 << reactor)?;
         if self.reactors.fetch_or(bit, AcqRel) & bit != 0 {
             return None;
@@ -193,7 +193,7 @@ pub(crate) unsafe fn remove(base: NonNull<u8>, bytes: usize) {
 
 /// A reactor's part.
 #[derive(Debug)]
-pub struct ReactorMemory {
+pub(crate) struct ReactorMemory {
     pub(crate) receive: ReceiveBuffer,
     /// Its staging memory.
     pub staging: StagingMemory,
@@ -201,7 +201,7 @@ pub struct ReactorMemory {
 
 /// Bytes that [`crate::core::staging`] divides.
 #[derive(Debug)]
-pub struct StagingMemory {
+pub(crate) struct StagingMemory {
     pub(crate) base: NonNull<u8>,
     pub(crate) offset_bytes: u64,
     pub(crate) zeros: Zeros,

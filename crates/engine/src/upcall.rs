@@ -10,11 +10,11 @@ use std::sync::Arc;
 
 /// Why a client's socket is closed. Completes the text "its machine was disconnected: ...".
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Closing(pub &'static str);
+pub(crate) struct Closing(pub &'static str);
 
 /// The daemon holds it too.
 #[derive(Clone, Debug)]
-pub struct Deposit {
+pub(crate) struct Deposit {
     /// Its number, for this client.
     pub number: u32,
     /// Unchecked: the frontend determines its type.
@@ -22,7 +22,7 @@ pub struct Deposit {
 }
 
 #[derive(Debug)]
-pub enum Upcall {
+pub(crate) enum Upcall {
     /// A command found no grant.
     Fault {
         volume: VolumeId,

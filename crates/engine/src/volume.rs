@@ -7,7 +7,7 @@
 
 use forebay_xlate::boundary::message::VolumeConfig;
 use forebay_xlate::table::Table;
-use forebay_xlate::{DeviceIndex, ExtentRange, VolumeId};
+use forebay_xlate::{DeviceIndex, VolumeId};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::*};
 
@@ -21,7 +21,7 @@ struct Commits {
 }
 
 #[derive(Debug)]
-pub struct Volume {
+pub(crate) struct Volume {
     pub config: VolumeConfig,
     pub table: Table,
     /// log2 of an extent's bytes.
@@ -31,7 +31,7 @@ pub struct Volume {
 
 impl Volume {
     /// `None` if the geometry is invalid.
-    pub fn new(config: VolumeConfig) -> Option<Self> {
+    pub(crate) fn new(config: VolumeConfig) -> Option<Self> {
         let valid = config.extent_bytes.is_power_of_two()
             && config.block_bytes.is_power_of_two()
             && (512..=config.extent_bytes).contains(&config.block_bytes)
@@ -51,7 +51,7 @@ impl Volume {
     }
 
     /// The volume with a larger size; `None` for any other change.
-    pub fn grown(&self, config: VolumeConfig) -> Option<Self> {
+    pub(crate) fn grown(&self, config: VolumeConfig) -> Option<Self> {
         let same = config.block_bytes == self.config.block_bytes
             && config.extent_bytes == self.config.extent_bytes
             && config.size_bytes >= self.config.size_bytes
@@ -68,25 +68,26 @@ impl Volume {
         })
     }
 
-    pub fn id(&self) -> VolumeId {
+    pub(crate) fn id(&self) -> VolumeId {
         self.config.volume
     }
 
-    pub fn whole(&self) -> ExtentRange {
-        ExtentRange::new(0, self.table.extents())
+    #[cfg(test)]
+    pub(crate) fn whole(&self) -> forebay_xlate::ExtentRange {
+        forebay_xlate::ExtentRange::new(0, self.table.extents())
     }
 
-    pub fn blocks(&self) -> u64 {
+    pub(crate) fn blocks(&self) -> u64 {
         self.config.size_bytes / u64::from(self.config.block_bytes)
     }
 
     /// Call it before the grant (0: durable) is installed.
-    pub fn granted(&self, sequence: u64) {
+    pub(crate) fn granted(&self, sequence: u64) {
         self.commits.granted.fetch_max(sequence, SeqCst);
     }
 
     /// Call it before the grant is installed.
-    pub fn may_write_to(&self, device: DeviceIndex) {
+    pub(crate) fn may_write_to(&self, device: DeviceIndex) {
         let bit = 1u64 << (device.0 % 64);
         let set = &self.commits.devices[usize::from(device.0 / 64)];
         if set.load(Acquire) & bit == 0 {
@@ -95,19 +96,19 @@ impl Volume {
     }
 
     /// A FLUSH that begins now must cover these.
-    pub fn written_devices(&self) -> impl Iterator<Item = DeviceIndex> + Clone + use<> {
+    pub(crate) fn written_devices(&self) -> impl Iterator<Item = DeviceIndex> + Clone + use<> {
         let sets: [u64; 4] = std::array::from_fn(|i| self.commits.devices[i].load(Acquire));
         (0..=u8::MAX)
             .filter(move |d| sets[usize::from(d / 64)] & 1 << (d % 64) != 0)
             .map(DeviceIndex)
     }
 
-    pub fn committed(&self, sequence: u64) {
+    pub(crate) fn committed(&self, sequence: u64) {
         self.commits.committed.fetch_max(sequence, SeqCst);
     }
 
     /// A FLUSH that begins now must wait for this; 0: none.
-    pub fn uncommitted(&self) -> u64 {
+    pub(crate) fn uncommitted(&self) -> u64 {
         let granted = self.commits.granted.load(Acquire);
         if granted > self.commits.committed.load(Acquire) {
             granted
@@ -116,7 +117,7 @@ impl Volume {
         }
     }
 
-    pub fn is_committed(&self, sequence: u64) -> bool {
+    pub(crate) fn is_committed(&self, sequence: u64) -> bool {
         self.commits.committed.load(Acquire) >= sequence
     }
 }

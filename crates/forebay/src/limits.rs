@@ -7,7 +7,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
 
-use forebay_engine::memory::MEMORY_BYTES;
+use forebay_engine::limits::BUFFER_BYTES;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::failure::{Failure, Outcome};
@@ -44,14 +44,14 @@ const LIMITS: [Limit; 7] = [
         resource: Resource::Fsize,
         what: "bytes of a file",
         names: ("-f", "LimitFSIZE"),
-        needed: MEMORY_BYTES as u64,
+        needed: BUFFER_BYTES as u64,
         is_lifted: true,
     },
     Limit {
         resource: Resource::As,
         what: "bytes of address space",
         names: ("-v", "LimitAS"),
-        needed: MEMORY_BYTES as u64 + ADDRESSES_BESIDE,
+        needed: BUFFER_BYTES as u64 + ADDRESSES_BESIDE,
         is_lifted: true,
     },
     Limit {

@@ -15,7 +15,11 @@ impl Core {
     ///
     /// # Errors
     /// The command, if there is no room now.
-    pub fn start_comparing(&mut self, mut new: NewIo, expected: Expected<'_>) -> Result<(), NewIo> {
+    pub(crate) fn start_comparing(
+        &mut self,
+        mut new: NewIo,
+        expected: Expected<'_>,
+    ) -> Result<(), NewIo> {
         self.settle_orphans();
         let served = self.lanes.get(new.lane).is_some_and(|lane| !lane.removed);
         if !served || !self.may_start(new.lane) {

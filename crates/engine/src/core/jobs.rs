@@ -57,7 +57,7 @@ impl Core {
     }
 
     /// Answers `job` once all operations now at the device have ended.
-    pub fn settle(&mut self, job: u64, device: DeviceIndex) {
+    pub(crate) fn settle(&mut self, job: u64, device: DeviceIndex) {
         let here = self.slices.iter().filter(|s| s.device == device.0);
         let slices = here.count() as u64;
         self.settles.begin(

@@ -17,18 +17,18 @@ mod turn;
 mod vm;
 mod waiting;
 
-pub use crate::io::clock::{OWNER_WAIT_LIMIT_NS, monotonic_ns};
-pub use crate::io::command::{CommandRef, DoneIo, FrontendIndex, IoOp, NewIo, Owner};
-pub use crate::io::devices::ServedDevice;
-pub use crate::io::ended::MAX_FRONTENDS;
-pub use crate::io::fused::Expected;
-pub use crate::io::slab::MAX_IOS;
-pub use crate::io::staging;
-pub use crate::offload::{Links, links};
-pub use crate::qos::Admission;
-pub use crate::recovery::{Devices, RecoveredSpan};
-pub use reserve::Drain;
-pub use waiting::Released;
+pub(crate) use crate::io::clock::{OWNER_WAIT_LIMIT_NS, monotonic_ns};
+pub(crate) use crate::io::command::{CommandRef, DoneIo, FrontendIndex, IoOp, NewIo, Owner};
+pub(crate) use crate::io::devices::ServedDevice;
+pub(crate) use crate::io::ended::MAX_FRONTENDS;
+pub(crate) use crate::io::fused::Expected;
+pub(crate) use crate::io::slab::MAX_IOS;
+pub(crate) use crate::io::staging;
+pub(crate) use crate::offload::{Links, links};
+pub(crate) use crate::qos::Admission;
+pub(crate) use crate::recovery::{Devices, RecoveredSpan};
+pub(crate) use reserve::Drain;
+pub(crate) use waiting::Released;
 
 use crate::io::clock::Clock;
 use crate::io::command::{Io, Stage, Token};
@@ -59,13 +59,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// A reactor's core.
-pub struct Core {
+pub(crate) struct Core {
     /// Staging buffers.
     pub staging: Staging,
     /// The state region.
     pub region: Arc<Region>,
-    /// This reactor's number.
-    pub reactor: usize,
     records: Records,
     pub(crate) clock: Clock,
     pub(crate) lanes: Lanes,
@@ -89,11 +87,10 @@ pub struct Core {
 
 impl Core {
     /// A core without lanes or devices. Call it on the thread that will use it.
-    pub fn new(reactor: usize, region: Arc<Region>, staging: Staging, ring: Ring) -> Self {
+    pub(crate) fn new(reactor: usize, region: Arc<Region>, staging: Staging, ring: Ring) -> Self {
         let records = Records::new(&region, reactor);
         Self {
             staging,
-            reactor,
             clock: Clock::new(),
             lanes: Lanes::new(),
             slab: Slab::new(),
@@ -118,20 +115,20 @@ impl Core {
 
     /// Time of this turn, or when its commands began to end.
     #[inline]
-    pub fn now_ns(&self) -> u64 {
+    pub(crate) fn now_ns(&self) -> u64 {
         self.clock.now_ns
     }
 
     /// Whether [`Core::start`] has room for this lane. A lane never gets more commands or buffers
     /// than it leaves to others, so lanes with few proceed even when others hang.
     #[inline]
-    pub fn may_start(&self, lane: LaneIndex) -> bool {
+    pub(crate) fn may_start(&self, lane: LaneIndex) -> bool {
         self.has_room(lane) && self.qos.may_hold(lane)
     }
 
     /// Whether there is room for this lane, regardless of its budget.
     #[inline]
-    pub fn has_room(&self, lane: LaneIndex) -> bool {
+    pub(crate) fn has_room(&self, lane: LaneIndex) -> bool {
         let left = self.slab.left().min(self.staging.left());
         match self.lanes.get(lane) {
             Some(lane) => (lane.in_flight as usize) < left.max(1) && self.slab.left() > 0,
@@ -141,7 +138,7 @@ impl Core {
 
     /// This reactor's record.
     #[inline]
-    pub fn record(&self) -> &'static ReactorRecord {
+    pub(crate) fn record(&self) -> &'static ReactorRecord {
         self.records.reactor
     }
 
@@ -149,7 +146,7 @@ impl Core {
     ///
     /// # Errors
     /// The command, if there is no room now.
-    pub fn start(&mut self, new: NewIo) -> Result<(), NewIo> {
+    pub(crate) fn start(&mut self, new: NewIo) -> Result<(), NewIo> {
         if !self.may_start(new.lane) {
             return Err(new);
         }
@@ -242,7 +239,7 @@ impl Core {
 
     /// The next ended command of a frontend.
     #[inline]
-    pub fn next_ended(&mut self, frontend: FrontendIndex) -> Option<DoneIo> {
+    pub(crate) fn next_ended(&mut self, frontend: FrontendIndex) -> Option<DoneIo> {
         self.ended.next(frontend)
     }
 
@@ -319,12 +316,12 @@ impl Core {
 
     /// A lane that is served here.
     #[inline]
-    pub fn lane(&self, index: LaneIndex) -> Option<&Lane> {
+    pub(crate) fn lane(&self, index: LaneIndex) -> Option<&Lane> {
         self.lanes.get(index)
     }
 
     /// Adds or updates a lane.
-    pub fn set_lane(&mut self, lane: Lane) {
+    pub(crate) fn set_lane(&mut self, lane: Lane) {
         let index = lane.index;
         self.lanes.set(lane);
         if let Some(lane) = self.lanes.get(index) {
@@ -333,7 +330,7 @@ impl Core {
     }
 
     /// Removes a lane once its commands have ended. Commands not at a device end now.
-    pub fn remove_lane(&mut self, index: LaneIndex) {
+    pub(crate) fn remove_lane(&mut self, index: LaneIndex) {
         if let Some(lane) = self.lanes.get_mut(index) {
             lane.removed = true;
             if lane.in_flight == 0 {
@@ -348,7 +345,7 @@ impl Core {
     }
 
     /// Serves a device; see also [`Core::fenced`].
-    pub fn set_device(&mut self, served: ServedDevice) {
+    pub(crate) fn set_device(&mut self, served: ServedDevice) {
         let device = served.config.device;
         self.devices.set(served);
         (self.qos).note_devices(Some(device.0), &self.devices);
@@ -357,12 +354,12 @@ impl Core {
     }
 
     /// Commands in the slab.
-    pub fn busy_ios(&self) -> usize {
+    pub(crate) fn busy_ios(&self) -> usize {
         self.slab.busy()
     }
 
     /// Whether commands wait for the daemon, with a time limit.
-    pub fn has_waiting(&self) -> bool {
+    pub(crate) fn has_waiting(&self) -> bool {
         !self.waits.is_empty() || !self.parked.is_empty() || self.flusher.is_busy()
     }
 }

@@ -7,7 +7,7 @@ use forebay_xlate::boundary::message::Spread;
 
 impl Core {
     /// Sets how queues are spread; offloaded slices come back.
-    pub fn set_spread(&mut self, spread: Spread) {
+    pub(crate) fn set_spread(&mut self, spread: Spread) {
         let processors = self.offload.set_spread(spread, self.clock.now_ns);
         self.qos.set_processors(processors);
     }
@@ -46,7 +46,7 @@ impl Core {
     }
 
     /// Carries out remote operations, fewer if `busy`; true if any.
-    pub fn carry_out(&mut self, busy: bool) -> bool {
+    pub(crate) fn carry_out(&mut self, busy: bool) -> bool {
         let now = (self.slices.in_flight(), self.clock.now_ns);
         let record = self.records.reactor;
         self.offload.has_peers()

@@ -9,7 +9,7 @@ use forebay_xlate::{DeviceIndex, kill_point};
 
 impl Core {
     /// A device's fence has passed.
-    pub fn fenced(&mut self, device: DeviceIndex) {
+    pub(crate) fn fenced(&mut self, device: DeviceIndex) {
         self.jobs.poll_again();
         self.recovered.fence(device);
     }

@@ -14,7 +14,7 @@ use forebay_xlate::VolumeId;
 
 /// Commands and spans that must end.
 #[derive(Debug)]
-pub struct Drain {
+pub(crate) struct Drain {
     volume: VolumeId,
     /// Commands, by place and generation.
     commands: Vec<(u32, u32)>,
@@ -23,7 +23,7 @@ pub struct Drain {
 
 impl Drain {
     /// Ends the selected commands that are not at a device. Returns the wait for the others.
-    pub fn begin(
+    pub(crate) fn begin(
         core: &mut Core,
         volume: VolumeId,
         status: Status,
@@ -49,7 +49,7 @@ impl Drain {
     }
 
     /// Whether all have ended.
-    pub fn is_over(&mut self, core: &Core) -> bool {
+    pub(crate) fn is_over(&mut self, core: &Core) -> bool {
         self.commands.retain(|(index, generation)| {
             let io = &core.slab[*index as usize];
             io.stage != Stage::Free && io.generation == *generation

@@ -17,7 +17,7 @@ pub(super) const LIVELY_NS: u64 = 1_000_000;
 
 impl Core {
     /// Handles completions; true if any.
-    pub fn reap(&mut self) -> bool {
+    pub(crate) fn reap(&mut self) -> bool {
         let mut any = self.offload.out > 0 && self.take_answers();
         if !self.devices.ring.has_completions() {
             return any;
@@ -72,7 +72,7 @@ impl Core {
     }
 
     /// Ends a turn: retries operations, enters the ring.
-    pub fn end_turn(&mut self) -> bool {
+    pub(crate) fn end_turn(&mut self) -> bool {
         self.blame(None);
         self.vms.turn();
         if self.offload.spreads() {
@@ -133,7 +133,7 @@ impl Core {
 
     /// Reads the clock for a new turn.
     #[inline]
-    pub fn begin_turn(&mut self) -> u64 {
+    pub(crate) fn begin_turn(&mut self) -> u64 {
         self.blame(None);
         self.clock.stamp();
         let now_ns = self.clock.now_ns;
@@ -148,13 +148,13 @@ impl Core {
 
     /// Call it when there is no work.
     #[inline]
-    pub fn is_idle(&mut self) {
+    pub(crate) fn is_idle(&mut self) {
         self.qos.is_idle(&self.region);
         self.offload.is_idle();
     }
 
     /// Whether anything must be retried without an event.
-    pub fn must_turn(&self) -> bool {
+    pub(crate) fn must_turn(&self) -> bool {
         !self.ended.is_empty()
             || self.waits.has_ring_wait()
             || !self.slices.again.is_empty()
@@ -168,13 +168,13 @@ impl Core {
 
     /// Whether enough operations end fast to sleep at once.
     #[inline]
-    pub fn waits_for_devices(&self) -> bool {
+    pub(crate) fn waits_for_devices(&self) -> bool {
         self.offload.at_devices(self.slices.in_flight()) >= SLEEP_SLICES
             && self.clock.now_ns.saturating_sub(self.devices.ended_ns) < LIVELY_NS
     }
 
     /// Sleeps until a completion, readiness of `epoll`, or the time limit.
-    pub fn sleep(&mut self, epoll: impl std::os::fd::AsFd, limit: std::time::Duration) {
+    pub(crate) fn sleep(&mut self, epoll: impl std::os::fd::AsFd, limit: std::time::Duration) {
         self.offload.rests(self.clock.now_ns);
         self.devices.sleep(epoll, limit);
         self.clock.stamp();

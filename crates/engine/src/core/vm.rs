@@ -21,7 +21,7 @@ impl Core {
     /// Completes a read or write at once, if its device needs no ring, one extent covers it, and it
     /// waits for nothing. False: start it normally, also after an error, which is counted there.
     #[inline]
-    pub fn at_once(&mut self, lane: LaneIndex, op: &IoOp, pieces: &Pieces) -> bool {
+    pub(crate) fn at_once(&mut self, lane: LaneIndex, op: &IoOp, pieces: &Pieces) -> bool {
         let (offset, len_bytes, write) = match *op {
             IoOp::Read {
                 offset_bytes,
@@ -97,7 +97,7 @@ impl Core {
     ///
     /// # Errors
     /// The command, if there is no room now; its pieces are unchanged.
-    pub fn start_vm_io(&mut self, mut new: NewIo, pieces: &mut Pieces) -> Result<(), NewIo> {
+    pub(crate) fn start_vm_io(&mut self, mut new: NewIo, pieces: &mut Pieces) -> Result<(), NewIo> {
         if self.lanes.keeps_vms_from(new.lane, &new.op) {
             pieces.clear();
             self.refuse(new, Status::RESERVATION_CONFLICT.with_dnr());

@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Result of a release.
 #[derive(Clone, Copy, Debug)]
-pub enum Released {
+pub(crate) enum Released {
     /// Number of released extents.
     Done(u64),
     /// The owner cannot carry it out.
@@ -27,7 +27,7 @@ pub enum Released {
 
 impl Core {
     /// The owner answered faults in `range`.
-    pub fn fault_answered(&mut self, volume: VolumeId, range: ExtentRange, answer: Answer) {
+    pub(crate) fn fault_answered(&mut self, volume: VolumeId, range: ExtentRange, answer: Answer) {
         if self.parked.is_empty() {
             return;
         }
@@ -81,7 +81,7 @@ impl Core {
 
     /// Continues commands whose sequence is durable now. After a failed commit, those that wait for
     /// its sequence, or an earlier one, fail.
-    pub fn commit_ended(&mut self, volume: VolumeId, result: Result<(), u64>) {
+    pub(crate) fn commit_ended(&mut self, volume: VolumeId, result: Result<(), u64>) {
         if result.is_err() {
             for lane in self.lanes.of_volume(volume) {
                 lane.commit_asked = 0;
@@ -105,7 +105,7 @@ impl Core {
 
     /// After a failed release, a Deallocate, which is a hint, skips it; Write Zeroes zeroes in
     /// place.
-    pub fn release_ended(&mut self, io: u32, generation: u32, released: Released) {
+    pub(crate) fn release_ended(&mut self, io: u32, generation: u32, released: Released) {
         let is_it = |core: &Self, candidate: &Io| {
             candidate.stage == Stage::Releasing
                 && std::ptr::eq(candidate, &core.slab[io as usize % MAX_IOS])
@@ -146,7 +146,7 @@ impl Core {
 
     /// Ends the selected waiting commands. Returns the number of those at a device or in a release,
     /// which end later.
-    pub fn end_waiting(
+    pub(crate) fn end_waiting(
         &mut self,
         status: Status,
         which: impl Fn(&Owner, &IoOp, LaneIndex) -> bool,
@@ -168,7 +168,7 @@ impl Core {
     }
 
     /// Periodic work, about every 100 ms.
-    pub fn tick(&mut self) {
+    pub(crate) fn tick(&mut self) {
         let tiers = self.staging.settle(self.lanes.iter().count() as u32);
         let record = self.records.reactor;
         record.staging_own_bytes.store(tiers.own_bytes, Relaxed);

@@ -5,10 +5,10 @@
 //! timeouts ([`crate::io::waits`]).
 
 /// A longer wait for the daemon ends with Command Interrupted.
-pub const OWNER_WAIT_LIMIT_NS: u64 = 20_000_000_000;
+pub(crate) const OWNER_WAIT_LIMIT_NS: u64 = 20_000_000_000;
 
 #[derive(Debug)]
-pub struct Clock {
+pub(crate) struct Clock {
     pub(crate) now_ns: u64,
     /// The daemon's messages up to here were handled.
     heard_ns: u64,
@@ -27,7 +27,7 @@ impl Clock {
     }
 
     #[inline]
-    pub fn stamp(&mut self) {
+    pub(crate) fn stamp(&mut self) {
         self.now_ns = self.read();
     }
 
@@ -42,14 +42,14 @@ impl Clock {
 
     /// Reads the clock if it would be 0.
     #[inline]
-    pub fn since(&self, then_ns: u64) -> u64 {
+    pub(crate) fn since(&self, then_ns: u64) -> u64 {
         match self.now_ns.saturating_sub(then_ns) {
             0 => self.read().saturating_sub(then_ns),
             ns => ns,
         }
     }
 
-    pub fn owner_was_heard(&mut self, ns: u64) {
+    pub(crate) fn owner_was_heard(&mut self, ns: u64) {
         self.heard_ns = ns;
     }
 
@@ -58,12 +58,12 @@ impl Clock {
         self.heard_ns.min(self.now_ns)
     }
 
-    pub fn owner_is_late(&self, deadline_ns: u64) -> bool {
+    pub(crate) fn owner_is_late(&self, deadline_ns: u64) -> bool {
         deadline_ns <= self.owner_heard_ns()
     }
 
     /// Deadline of a command that asks the daemon now.
-    pub fn owner_deadline_ns(&self) -> u64 {
+    pub(crate) fn owner_deadline_ns(&self) -> u64 {
         self.now_ns + OWNER_WAIT_LIMIT_NS
     }
 
@@ -86,7 +86,7 @@ impl Clock {
 }
 
 /// CLOCK_MONOTONIC in ns.
-pub fn monotonic_ns() -> u64 {
+pub(crate) fn monotonic_ns() -> u64 {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }

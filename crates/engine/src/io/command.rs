@@ -14,7 +14,7 @@ use forebay_xlate::reactor_side::Parked;
 
 /// Receiver of the result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Owner {
+pub(crate) struct Owner {
     /// Its frontend.
     pub frontend: FrontendIndex,
     /// The frontend's connection.
@@ -27,54 +27,54 @@ pub struct Owner {
 
 /// A frontend's index within its reactor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct FrontendIndex(pub u8);
+pub(crate) struct FrontendIndex(pub u8);
 
 impl FrontendIndex {
     const SHIFT: u32 = 56;
 
     /// The epoll key of a watched object, whose number has 56 bits.
-    pub const fn key(self, number: u64) -> u64 {
+    pub(crate) const fn key(self, number: u64) -> u64 {
         (self.0 as u64) << Self::SHIFT | number & ((1 << Self::SHIFT) - 1)
     }
 
     /// Whether the key belongs to the frontend.
-    pub const fn has_key(self, key: u64) -> bool {
+    pub(crate) const fn has_key(self, key: u64) -> bool {
         key >> Self::SHIFT == self.0 as u64
     }
 }
 
 /// A command's record in the state region, or a VM command's identity.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct CommandRef(u32);
+pub(crate) struct CommandRef(u32);
 
 impl CommandRef {
     /// A VM's command; its record is in the VM's state file.
     #[inline]
-    pub const fn vm(lane: u32, slot: u16) -> Self {
+    pub(crate) const fn vm(lane: u32, slot: u16) -> Self {
         Self(Blame::vm(lane, slot) as u32)
     }
 
     /// Whether it is a VM's command.
     #[inline]
-    pub const fn is_vm(self) -> bool {
+    pub(crate) const fn is_vm(self) -> bool {
         Blame::vm_of_word(self.0 as u64).is_some()
     }
 
     /// A queue's command.
     #[inline]
-    pub const fn new(queue: u32, slot: u16) -> Self {
+    pub(crate) const fn new(queue: u32, slot: u16) -> Self {
         Self(Blame::command(queue, slot) as u32)
     }
 
     /// Place among all queues' commands; meaningless for a VM's.
     #[inline]
-    pub const fn place(self) -> usize {
+    pub(crate) const fn place(self) -> usize {
         self.0 as usize % (MAX_QUEUES * MAX_QUEUE_ENTRIES)
     }
 
     /// Queue slot; `None` for a VM's command.
     #[inline]
-    pub const fn queue(self) -> Option<u32> {
+    pub(crate) const fn queue(self) -> Option<u32> {
         match self.is_vm() {
             true => None,
             false => Some((self.place() / MAX_QUEUE_ENTRIES) as u32),
@@ -82,7 +82,7 @@ impl CommandRef {
     }
 
     /// Lane of a VM's command.
-    pub const fn vm_lane(self) -> Option<LaneIndex> {
+    pub(crate) const fn vm_lane(self) -> Option<LaneIndex> {
         match Blame::vm_of_word(self.0 as u64) {
             Some((lane, _)) => Some(LaneIndex(lane)),
             None => None,
@@ -91,14 +91,14 @@ impl CommandRef {
 
     /// Word in the state region that blames it for a crash.
     #[inline]
-    pub const fn blame(self) -> u64 {
+    pub(crate) const fn blame(self) -> u64 {
         self.0 as u64
     }
 }
 
 /// Operation; ranges are checked against the volume's size.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum IoOp {
+pub(crate) enum IoOp {
     /// Reads into the buffer.
     Read {
         /// Start.
@@ -164,7 +164,7 @@ impl IoOp {
 
     /// Kind in the statistics.
     #[inline]
-    pub fn kind(&self) -> OpKind {
+    pub(crate) fn kind(&self) -> OpKind {
         match self {
             Self::Read { .. } | Self::Compare { .. } => OpKind::Read,
             Self::Write { .. } | Self::CompareAndWrite { .. } => OpKind::Write,
@@ -215,7 +215,7 @@ impl IoOp {
 
 /// A command for the core.
 #[derive(Debug)]
-pub struct NewIo {
+pub(crate) struct NewIo {
     /// Receiver of the result.
     pub owner: Owner,
     /// Its lane.
@@ -232,7 +232,7 @@ pub struct NewIo {
 
 /// A command that ended.
 #[derive(Debug)]
-pub struct DoneIo {
+pub(crate) struct DoneIo {
     /// Receiver of the result.
     pub owner: Owner,
     /// Its lane.

@@ -26,14 +26,14 @@ pub(crate) mod kind {
 
 /// A served device. Its fence may still have to pass ([`crate::core::Core::fenced`]).
 #[derive(Clone, Debug)]
-pub struct ServedDevice {
+pub(crate) struct ServedDevice {
     /// Its configuration, with the place of its extents.
     pub config: Arc<DeviceConfig>,
     /// The open device.
     pub device: Arc<Device>,
 }
 
-pub struct DeviceRing {
+pub(crate) struct DeviceRing {
     pub(crate) ring: Ring,
     pulse: Arc<Pulse>,
     pub(crate) served: Vec<Option<ServedDevice>>,
@@ -54,7 +54,7 @@ impl DeviceRing {
         }
     }
 
-    pub fn set_pulse(&mut self, pulse: Arc<Pulse>) {
+    pub(crate) fn set_pulse(&mut self, pulse: Arc<Pulse>) {
         self.pulse = pulse;
     }
 

@@ -6,7 +6,7 @@ use super::slab::MAX_IOS;
 use std::collections::VecDeque;
 
 /// Most frontends of a reactor.
-pub const MAX_FRONTENDS: usize = 4;
+pub(crate) const MAX_FRONTENDS: usize = 4;
 
 pub(crate) struct EndedQueues([VecDeque<DoneIo>; MAX_FRONTENDS]);
 

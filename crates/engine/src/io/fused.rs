@@ -24,7 +24,7 @@ pub(crate) const SMALL_PIECE_BYTES: u32 = 4 << 10;
 
 /// The expected data of a compare-and-write.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Expected<'a> {
+pub(crate) struct Expected<'a> {
     /// Its one block.
     pub bytes: &'a [u8],
     /// FUA of the Compare: stored data must be durable first.

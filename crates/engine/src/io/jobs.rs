@@ -30,7 +30,7 @@ struct Active {
 }
 
 #[derive(Debug)]
-pub struct Jobs {
+pub(crate) struct Jobs {
     pub(crate) queue: VecDeque<(u64, Job)>,
     /// Something changed since the last pass.
     check: bool,
@@ -76,7 +76,7 @@ impl Jobs {
             .flatten()
     }
 
-    pub fn start(&mut self, job: u64, work: Job) {
+    pub(crate) fn start(&mut self, job: u64, work: Job) {
         self.queue.push_back((job, work));
         self.check = true;
     }

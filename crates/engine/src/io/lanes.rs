@@ -11,7 +11,7 @@ use forebay_xlate::boundary::region::{MAX_LANES, bump};
 use std::sync::Arc;
 
 #[derive(Debug)]
-pub struct Lanes {
+pub(crate) struct Lanes {
     lanes: Vec<Option<Lane>>,
 }
 
@@ -23,7 +23,7 @@ impl Lanes {
     }
 
     #[inline]
-    pub fn get(&self, index: LaneIndex) -> Option<&Lane> {
+    pub(crate) fn get(&self, index: LaneIndex) -> Option<&Lane> {
         self.lanes.get(index.0 as usize)?.as_ref()
     }
 
@@ -48,13 +48,13 @@ impl Lanes {
         Some(self.get(io.lane)?.volume.id())
     }
 
-    pub fn of_export(&self, export: ExportId) -> Option<LaneIndex> {
+    pub(crate) fn of_export(&self, export: ExportId) -> Option<LaneIndex> {
         self.iter()
             .find(|l| l.export.export == export && !l.removed)
             .map(|l| l.index)
     }
 
-    pub fn exports_of(&self, volume: VolumeId) -> Vec<ExportId> {
+    pub(crate) fn exports_of(&self, volume: VolumeId) -> Vec<ExportId> {
         self.iter()
             .filter(|l| l.volume.id() == volume)
             .map(|l| l.export.export)
@@ -77,19 +77,19 @@ impl Lanes {
         self.lanes[index.0 as usize] = None;
     }
 
-    pub fn set_volume(&mut self, volume: &Arc<Volume>) {
+    pub(crate) fn set_volume(&mut self, volume: &Arc<Volume>) {
         for lane in self.of_volume(volume.id()) {
             lane.volume = volume.clone();
         }
     }
 
-    pub fn set_reservations(&mut self, volume: VolumeId, reservations: &Arc<Reservations>) {
+    pub(crate) fn set_reservations(&mut self, volume: VolumeId, reservations: &Arc<Reservations>) {
         for lane in self.of_volume(volume) {
             lane.set_reservations(reservations);
         }
     }
 
-    pub fn set_statistics(&mut self, volume: VolumeId, statistics: VolumeStatistics) {
+    pub(crate) fn set_statistics(&mut self, volume: VolumeId, statistics: VolumeStatistics) {
         for lane in self.of_volume(volume) {
             lane.statistics = statistics;
         }

@@ -15,7 +15,7 @@ pub(crate) mod records;
 pub(crate) mod settle;
 pub(crate) mod slab;
 pub(crate) mod slice;
-pub mod staging;
+pub(crate) mod staging;
 pub(crate) mod submit;
 pub(crate) mod vm;
 pub(crate) mod waits;

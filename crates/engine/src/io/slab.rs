@@ -5,7 +5,7 @@ use crate::io::command::{Io, Token};
 use std::ops::{Deref, DerefMut};
 
 /// Most commands that a reactor has at a time.
-pub const MAX_IOS: usize = 4096;
+pub(crate) const MAX_IOS: usize = 4096;
 
 #[derive(Debug)]
 pub(crate) struct Slab {

@@ -27,7 +27,7 @@ pub(crate) struct Slice {
     pub(crate) span: SliceSpan,
 }
 
-pub struct Slices {
+pub(crate) struct Slices {
     table: Vec<Option<Slice>>,
     pub(crate) free: Vec<u32>,
     /// Slices whose rest found no room in the ring.
@@ -126,7 +126,7 @@ impl Slices {
     }
 
     /// Its words are cleared. Answers once overlapping slices have ended.
-    pub fn revoke(
+    pub(crate) fn revoke(
         &mut self,
         revoke: u64,
         volume: VolumeId,
@@ -141,7 +141,7 @@ impl Slices {
     }
 
     /// The owner gave up a revoke.
-    pub fn abandon(&mut self, revoke: u64) {
+    pub(crate) fn abandon(&mut self, revoke: u64) {
         self.drains.abandon(revoke);
     }
 }

@@ -18,7 +18,7 @@ use forebay_xlate::boundary::region::check::BufferRef;
 use std::ptr::NonNull;
 
 /// Longest transfer of one command (MDTS), in bytes.
-pub const MAX_TRANSFER_BYTES: u32 = 512 * 1024;
+pub(crate) const MAX_TRANSFER_BYTES: u32 = 512 * 1024;
 
 const CLASSES: [(u32, u32); 5] = [
     (4 << 10, 2048),
@@ -44,13 +44,13 @@ const fn sum(of_bytes: bool) -> usize {
 
 const ALL: usize = sum(false);
 /// Bytes of a reactor's staging memory.
-pub const STAGING_BYTES: usize = sum(true);
+pub(crate) const STAGING_BYTES: usize = sum(true);
 
 /// A buffer, aligned to 4 KiB. Only its owner may touch its bytes, and must give it back. Buffers
 /// of zeros share read-only bytes.
 #[must_use = "give it back to the staging memory"]
 #[derive(Debug)]
-pub struct StagingBuffer {
+pub(crate) struct StagingBuffer {
     ptr: NonNull<u8>,
     len: u32,
     /// Page in the file (24 bits), class counted as (4), own class (4).
@@ -82,13 +82,8 @@ impl StagingBuffer {
     }
 
     /// Requested length in bytes.
-    pub fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.len as usize
-    }
-
-    /// Whether the length is zero.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
     }
 
     #[inline]
@@ -114,7 +109,7 @@ impl StagingBuffer {
 
     /// Its place in the memory's file.
     #[inline]
-    pub fn reference(&self) -> BufferRef {
+    pub(crate) fn reference(&self) -> BufferRef {
         BufferRef {
             offset_bytes: u64::from(self.place >> 8) << 12,
             len_bytes: self.len,
@@ -133,14 +128,14 @@ impl StagingBuffer {
     }
 
     /// The bytes.
-    pub fn as_slice(&self) -> &[u8] {
+    pub(crate) fn as_slice(&self) -> &[u8] {
         // SAFETY: `len` bytes at `ptr` stay mapped, and `self` is their only holder, or they are
         // never written.
         unsafe { std::slice::from_raw_parts(self.ptr.as_ptr(), self.len()) }
     }
 
     /// The bytes for writing; empty for a buffer of zeros.
-    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+    pub(crate) fn as_mut_slice(&mut self) -> &mut [u8] {
         if self.is_zeros() {
             return &mut [];
         }
@@ -214,7 +209,7 @@ impl Class {
 
 /// System memory held by a reactor's staging buffers.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Held {
+pub(crate) struct Held {
     /// Bytes of buffers that stay ready.
     pub own_bytes: u64,
     /// Bytes borrowed for a burst, until it ends.
@@ -223,7 +218,7 @@ pub struct Held {
 
 /// A reactor's staging buffers.
 #[derive(Debug)]
-pub struct Staging {
+pub(crate) struct Staging {
     classes: [Class; CLASSES.len()],
     out: usize,
     zeros: Zeros,
@@ -234,7 +229,7 @@ unsafe impl Send for Staging {}
 
 impl Staging {
     /// Divides a reactor's part into size classes.
-    pub fn over(memory: StagingMemory) -> Self {
+    pub(crate) fn over(memory: StagingMemory) -> Self {
         let mut at = 0usize;
         let classes = CLASSES.map(|(size_bytes, count)| {
             let class = Class {
@@ -259,7 +254,7 @@ impl Staging {
 
     #[cfg(test)]
     /// Maps the memory for the first buffers. Errors: the kernel refuses it.
-    pub fn new() -> std::io::Result<Self> {
+    pub(crate) fn new() -> std::io::Result<Self> {
         let reactor = Memory::create()?.reactor(0);
         let reactor = reactor.ok_or_else(|| std::io::Error::other("taken"))?;
         Ok(Self::over(reactor.staging))
@@ -267,7 +262,7 @@ impl Staging {
 
     /// A buffer with undefined contents; `None` if none is free, or above [`MAX_TRANSFER_BYTES`].
     #[inline]
-    pub fn allocate(&mut self, len_bytes: u32) -> Option<StagingBuffer> {
+    pub(crate) fn allocate(&mut self, len_bytes: u32) -> Option<StagingBuffer> {
         for (number, class) in (0u8..).zip(&mut self.classes) {
             if class.size_bytes >= len_bytes
                 && let Some(index) = class.allocate()
@@ -292,7 +287,7 @@ impl Staging {
 
     /// Takes a buffer back.
     #[inline]
-    pub fn release(&mut self, buffer: StagingBuffer) {
+    pub(crate) fn release(&mut self, buffer: StagingBuffer) {
         match self.classes.get_mut(usize::from(buffer.class())) {
             Some(class) => {
                 self.out -= 1;
@@ -312,13 +307,14 @@ impl Staging {
     }
 
     /// Buffers in use, without inherited ones.
-    pub fn out(&self) -> usize {
+    #[cfg(test)]
+    pub(crate) fn out(&self) -> usize {
         self.out
     }
 
     /// Free buffers of all sizes.
     #[inline]
-    pub fn left(&self) -> usize {
+    pub(crate) fn left(&self) -> usize {
         ALL - self.out
     }
 
@@ -348,14 +344,14 @@ impl Staging {
     }
 
     /// Returns some memory of an idle reactor to the system; true if more remains.
-    pub fn trim(&mut self) -> bool {
+    pub(crate) fn trim(&mut self) -> bool {
         let class = self.classes.iter_mut().find(|c| !c.warm.is_empty());
         class.is_some_and(|class| class.cool(0)) || self.classes.iter().any(|c| !c.warm.is_empty())
     }
 
     /// Checks whether bursts have ended, and returns some borrowed memory to the system. Returns
     /// the memory kept.
-    pub fn settle(&mut self, lanes: u32) -> Held {
+    pub(crate) fn settle(&mut self, lanes: u32) -> Held {
         let mut held = Held::default();
         for (at, class) in self.classes.iter_mut().enumerate() {
             let own = tiers::own(at, lanes);

@@ -53,7 +53,7 @@ pub(crate) struct RemoteAnswer {
     pub(crate) ended: RemoteResult,
 }
 
-pub struct Peer {
+pub(crate) struct Peer {
     ops_out: Producer<RemoteOp>,
     answers_in: Consumer<RemoteAnswer>,
     ops_in: Consumer<RemoteOp>,
@@ -71,14 +71,14 @@ pub(crate) struct RunningRemoteOp {
 }
 
 /// A reactor's rings to all others.
-pub struct Links {
+pub(crate) struct Links {
     peers: Vec<Peer>,
     said: Arc<Said>,
     quiet: Arc<AtomicUsize>,
 }
 
 /// Makes all rings, in the order of the bells.
-pub fn links(bells: &[ReactorBell]) -> Vec<Links> {
+pub(crate) fn links(bells: &[ReactorBell]) -> Vec<Links> {
     let quiet = Arc::new(AtomicUsize::new(0));
     let said: Vec<Arc<Said>> = bells.iter().map(|_| Arc::default()).collect();
     let mut links: Vec<Links> = (said.iter())
@@ -115,7 +115,7 @@ pub fn links(bells: &[ReactorBell]) -> Vec<Links> {
 }
 
 #[derive(Default)]
-pub struct Offload {
+pub(crate) struct Offload {
     spread: Spread,
     peers: Vec<Peer>,
     said: Arc<Said>,
@@ -177,7 +177,7 @@ impl Offload {
         !self.again.is_empty() || self.peers.iter().any(waits)
     }
 
-    pub fn link(&mut self, links: Links) {
+    pub(crate) fn link(&mut self, links: Links) {
         let room = links.peers.len() * LINK_ENTRIES;
         *self = Self {
             peers: links.peers,
@@ -204,19 +204,19 @@ impl Offload {
     }
 
     /// Stops handing over operations.
-    pub fn be_quiet(&mut self) {
+    pub(crate) fn be_quiet(&mut self) {
         if !std::mem::replace(&mut self.is_quiet, true) {
             self.quiet.fetch_add(1, SeqCst);
         }
     }
 
     /// Whether no reactor needs this one.
-    pub fn may_leave(&self) -> bool {
+    pub(crate) fn may_leave(&self) -> bool {
         self.quiet.load(SeqCst) > self.peers.len() && self.in_hand() == 0 && !self.must_turn()
             || self.peers.is_empty()
     }
 
-    pub fn nothing_from_others(&self) -> bool {
+    pub(crate) fn nothing_from_others(&self) -> bool {
         let mut peers = self.peers.iter();
         peers.all(|p| p.ops_in.is_empty() && p.answers_in.is_empty())
     }

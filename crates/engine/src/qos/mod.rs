@@ -27,14 +27,14 @@ use held::Throttled;
 
 #[cfg(test)]
 pub(crate) use admission::ALONE_WINDOWS;
-pub use admission::Admission;
+pub(crate) use admission::Admission;
 pub(crate) use admission::TURN_NS;
 
 /// By which a sleeping reactor may delay its report that it uses nothing.
 const RECKONED_WINDOWS: u64 = 8;
 
 #[derive(Debug)]
-pub struct Qos {
+pub(crate) struct Qos {
     pub(crate) admission: Option<Box<Admission>>,
     pub(crate) throttled: Throttled,
 }
@@ -47,14 +47,14 @@ impl Qos {
         }
     }
 
-    pub fn begin_tenant(&mut self, tenant: u32) {
+    pub(crate) fn begin_tenant(&mut self, tenant: u32) {
         if let Some(admission) = &mut self.admission {
             admission.begin_tenant(tenant);
         }
     }
 
     /// A `guaranteed` base has precedence if bases exceed the node's resources.
-    pub fn set_budget(&mut self, tenant: u32, budget: &Budget, guaranteed: bool) {
+    pub(crate) fn set_budget(&mut self, tenant: u32, budget: &Budget, guaranteed: bool) {
         if let Some(admission) = &mut self.admission {
             admission.set_budget(tenant, budget, guaranteed);
         }

@@ -29,7 +29,7 @@ use std::sync::atomic::compiler_fence;
 
 /// Devices whose fence must have passed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Devices {
+pub(crate) enum Devices {
     /// None: the command never reached a device.
     None,
     /// One device.
@@ -41,12 +41,12 @@ pub enum Devices {
 
 impl Devices {
     /// Every served or expected device.
-    pub const ALL: Self = Self::Among(u8::MAX);
+    pub(crate) const ALL: Self = Self::Among(u8::MAX);
 }
 
 /// A dead engine's operation, perhaps still at devices or not yet begun.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct RecoveredSpan {
+pub(crate) struct RecoveredSpan {
     /// Volume.
     pub volume: VolumeId,
     /// Byte range; the whole volume if unknown.
@@ -88,7 +88,7 @@ struct OfVolume {
     checking: bool,
 }
 
-pub struct RecoveredIo {
+pub(crate) struct RecoveredIo {
     busy: bool,
     volumes: BTreeMap<VolumeId, OfVolume>,
     next_number: u64,
@@ -122,7 +122,7 @@ impl RecoveredIo {
     }
 
     #[inline]
-    pub fn any(&self) -> bool {
+    pub(crate) fn any(&self) -> bool {
         self.busy
     }
 
@@ -204,17 +204,17 @@ impl RecoveredIo {
 
     /// Takes over a dead engine's commands, oldest first. Call it before any command starts, and
     /// after devices served before their fence are served or expected.
-    pub fn recover(&mut self, recovered: &[RecoveredSpan]) {
+    pub(crate) fn recover(&mut self, recovered: &[RecoveredSpan]) {
         self.recover_for(None, recovered);
     }
 
-    pub fn recover_vm(&mut self, lane: LaneIndex, recovered: &[RecoveredSpan]) {
+    pub(crate) fn recover_vm(&mut self, lane: LaneIndex, recovered: &[RecoveredSpan]) {
         self.recover_for(Some(lane), recovered);
     }
 
     /// Whether a dead engine may still access a VM's memory. Until then no memory is given back and
     /// no reset is answered.
-    pub fn may_touch_memory_of(&self, lane: LaneIndex) -> bool {
+    pub(crate) fn may_touch_memory_of(&self, lane: LaneIndex) -> bool {
         let mut spans = self.volumes.values().flat_map(|v| &v.spans);
         // A span without a known command may belong to any VM.
         let may_be = |span: &Span| match span.vm {
@@ -247,7 +247,7 @@ impl RecoveredIo {
 
     /// Call it when a command's spans still wait for a fence, but it has no record or its record is
     /// about to be freed.
-    pub fn leave_spans(&self) {
+    pub(crate) fn leave_spans(&self) {
         if self.any() && self.is_fencing() {
             self.record.orphans.store(1, Relaxed);
             // The store must precede the freeing of the record.
@@ -265,7 +265,7 @@ impl RecoveredIo {
     }
 
     /// Sets whether a device will be served before its fence. Call it before [`RecoveredIo::recover`].
-    pub fn expect(&mut self, device: DeviceIndex, expected: bool) {
+    pub(crate) fn expect(&mut self, device: DeviceIndex, expected: bool) {
         self.expected[usize::from(device.0)] = expected;
         self.fences_changed();
     }
@@ -306,7 +306,7 @@ impl RecoveredIo {
 
     /// A queue's connection closed: its commands end or become spans in this turn, before the next
     /// command begins.
-    pub fn orphan(&mut self, queue: u32) {
+    pub(crate) fn orphan(&mut self, queue: u32) {
         self.leave_spans();
         if let Some(closed) = self.closed.get_mut(queue as usize) {
             *closed = true;
@@ -316,7 +316,7 @@ impl RecoveredIo {
     }
 
     /// Like [`RecoveredIo::orphan`], for all commands of a lane whose VM detached or was reset.
-    pub fn orphan_vm(&mut self, lane: LaneIndex) {
+    pub(crate) fn orphan_vm(&mut self, lane: LaneIndex) {
         self.leave_spans();
         if let Some(left) = self.left.get_mut(lane.0 as usize) {
             *left = true;
@@ -458,7 +458,7 @@ impl RecoveredIo {
     }
 
     /// The answers are published, or never will be: commands that wait for the pair continue.
-    pub fn pair_answered(&mut self, record: CommandRef) {
+    pub(crate) fn pair_answered(&mut self, record: CommandRef) {
         if self.any() {
             self.answered(record);
         }

@@ -13,6 +13,7 @@ pub(crate) mod counters;
 #[cfg(any(test, fuzzing))]
 mod dead;
 #[cfg(any(test, fuzzing))]
+#[allow(unreachable_pub, reason = "the fuzz target uses it")]
 pub mod fuzzing;
 mod install;
 mod items;

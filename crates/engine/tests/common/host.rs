@@ -14,13 +14,13 @@ use zerocopy::IntoBytes;
 /// Limit of every wait.
 const LIMIT: Duration = Duration::from_secs(120);
 
-pub const READ: u8 = 2;
-pub const WRITE: u8 = 1;
-pub const FLUSH: u8 = 0;
-pub const DSM: u8 = 9;
-pub const WRITE_ZEROES: u8 = 8;
+pub(crate) const READ: u8 = 2;
+pub(crate) const WRITE: u8 = 1;
+pub(crate) const FLUSH: u8 = 0;
+pub(crate) const DSM: u8 = 9;
+pub(crate) const WRITE_ZEROES: u8 = 8;
 
-pub struct RawHost {
+pub(crate) struct RawHost {
     pub socket: TcpStream,
     pub params: TcpParams,
     pub cid: u16,
@@ -28,19 +28,19 @@ pub struct RawHost {
 }
 
 #[derive(Clone, Copy)]
-pub struct Ask {
+pub(crate) struct Ask {
     pub header_digest: bool,
     pub data_digest: bool,
     pub hpda: u8,
 }
 
-pub const PLAIN: Ask = Ask {
+pub(crate) const PLAIN: Ask = Ask {
     header_digest: false,
     data_digest: false,
     hpda: 0,
 };
 
-pub fn ic_req(ask: Ask) -> IcReq {
+pub(crate) fn ic_req(ask: Ask) -> IcReq {
     IcReq {
         pfv: 0,
         hpda: ask.hpda,
@@ -52,7 +52,7 @@ pub fn ic_req(ask: Ask) -> IcReq {
 
 impl RawHost {
     /// A connection without any PDU.
-    pub fn dial(address: SocketAddr) -> Self {
+    pub(crate) fn dial(address: SocketAddr) -> Self {
         let socket = TcpStream::connect(address).unwrap();
         socket.set_nodelay(true).unwrap();
         socket.set_read_timeout(Some(LIMIT)).unwrap();
@@ -66,7 +66,7 @@ impl RawHost {
     }
 
     /// With ICReq and ICResp exchanged.
-    pub fn open(address: SocketAddr, ask: Ask) -> Self {
+    pub(crate) fn open(address: SocketAddr, ask: Ask) -> Self {
         let mut host = Self::dial(address);
         let request = ic_req(ask);
         let mut out = [0; tcp::MAX_HEADER_BYTES];
@@ -82,12 +82,12 @@ impl RawHost {
         host
     }
 
-    pub fn say(&mut self, bytes: &[u8]) {
+    pub(crate) fn say(&mut self, bytes: &[u8]) {
         self.socket.write_all(bytes).unwrap();
     }
 
     /// The next PDU and its data, whose digest is checked; `None` at the stream's end.
-    pub fn try_hear(&mut self) -> Option<(Pdu, Vec<u8>)> {
+    pub(crate) fn try_hear(&mut self) -> Option<(Pdu, Vec<u8>)> {
         loop {
             match tcp::parse(&self.input, &self.params).unwrap() {
                 Parsed::Pdu(frame) if self.input.len() >= frame.total_bytes() => {
@@ -132,18 +132,18 @@ impl RawHost {
         data.to_vec()
     }
 
-    pub fn hear(&mut self) -> (Pdu, Vec<u8>) {
+    pub(crate) fn hear(&mut self) -> (Pdu, Vec<u8>) {
         self.try_hear().expect("the connection ended")
     }
 
-    pub fn response(&mut self) -> Cqe {
+    pub(crate) fn response(&mut self) -> Cqe {
         match self.hear().0 {
             Pdu::CapsuleResp(cqe) => cqe,
             other => panic!("response expected: {other:?}"),
         }
     }
 
-    pub fn r2t(&mut self) -> R2t {
+    pub(crate) fn r2t(&mut self) -> R2t {
         match self.hear().0 {
             Pdu::R2t(r2t) => r2t,
             other => panic!("R2T expected: {other:?}"),
@@ -151,7 +151,7 @@ impl RawHost {
     }
 
     /// The connection ends without another PDU, or with a C2HTermReq, which is returned.
-    pub fn end(mut self) -> Option<tcp::TermReq> {
+    pub(crate) fn end(mut self) -> Option<tcp::TermReq> {
         let term = self.try_hear().map(|(pdu, _)| match pdu {
             Pdu::C2hTermReq(term) => term,
             other => panic!("end expected: {other:?}"),
@@ -162,12 +162,12 @@ impl RawHost {
         term
     }
 
-    pub fn next_cid(&mut self) -> u16 {
+    pub(crate) fn next_cid(&mut self) -> u16 {
         self.cid = self.cid.wrapping_add(1);
         self.cid
     }
 
-    pub fn capsule_bytes(&self, sqe: &Sqe, data: &[u8]) -> Vec<u8> {
+    pub(crate) fn capsule_bytes(&self, sqe: &Sqe, data: &[u8]) -> Vec<u8> {
         let mut out = vec![0; tcp::MAX_HEADER_BYTES];
         let n = tcp::put_capsule_cmd(&mut out, &self.params, sqe, data.len() as u32);
         out.truncate(n);
@@ -182,12 +182,12 @@ impl RawHost {
         }
     }
 
-    pub fn capsule(&mut self, sqe: &Sqe, data: &[u8]) {
+    pub(crate) fn capsule(&mut self, sqe: &Sqe, data: &[u8]) {
         let bytes = self.capsule_bytes(sqe, data);
         self.say(&bytes);
     }
 
-    pub fn h2c_bytes(&self, header: &H2cData, data: &[u8]) -> Vec<u8> {
+    pub(crate) fn h2c_bytes(&self, header: &H2cData, data: &[u8]) -> Vec<u8> {
         let mut out = vec![0; tcp::MAX_HEADER_BYTES];
         let n = tcp::put_h2c_data(&mut out, &self.params, header);
         out.truncate(n);
@@ -196,7 +196,7 @@ impl RawHost {
     }
 
     /// Answers an R2T, in parts of at most `part` bytes.
-    pub fn answer_r2t(&mut self, r2t: &R2t, data: &[u8], part: usize) {
+    pub(crate) fn answer_r2t(&mut self, r2t: &R2t, data: &[u8], part: usize) {
         assert_eq!(r2t.length_bytes as usize, data.len());
         let mut at = 0;
         for chunk in data.chunks(part.min(self.params.max_h2c_data_bytes as usize)) {
@@ -213,7 +213,7 @@ impl RawHost {
         }
     }
 
-    pub fn connect(&mut self, command: ConnectCommand, data: &ConnectData) -> Cqe {
+    pub(crate) fn connect(&mut self, command: ConnectCommand, data: &ConnectData) -> Cqe {
         let sqe = command
             .to_sqe()
             .with_sgl(SglDescriptor::in_capsule(0, 1024));
@@ -222,7 +222,7 @@ impl RawHost {
     }
 
     /// A property, 8 bytes if `wide`, else 4.
-    pub fn property_get(&mut self, offset: u32, wide: bool) -> u64 {
+    pub(crate) fn property_get(&mut self, offset: u32, wide: bool) -> u64 {
         let cid = self.next_cid();
         self.capsule(&PropertyCommand::get(cid, offset, wide).to_sqe(), &[]);
         let cqe = self.response();
@@ -230,7 +230,7 @@ impl RawHost {
         cqe.result()
     }
 
-    pub fn property_set(&mut self, offset: u32, value: u64) -> Cqe {
+    pub(crate) fn property_set(&mut self, offset: u32, value: u64) -> Cqe {
         let cid = self.next_cid();
         self.capsule(
             &PropertyCommand::set(cid, offset, false, value).to_sqe(),
@@ -240,7 +240,7 @@ impl RawHost {
     }
 
     /// CC.EN = 1 with the usual entry sizes, and CSTS.RDY.
-    pub fn enable(&mut self) {
+    pub(crate) fn enable(&mut self) {
         assert_eq!(
             self.property_set(0x14, 0x0046_0001).status(),
             Status::SUCCESS
@@ -249,7 +249,7 @@ impl RawHost {
         self.number_of_queues(8);
     }
 
-    pub fn number_of_queues(&mut self, queues: u32) -> Cqe {
+    pub(crate) fn number_of_queues(&mut self, queues: u32) -> Cqe {
         let cid = self.next_cid();
         let count = queues - 1;
         self.capsule(
@@ -262,7 +262,7 @@ impl RawHost {
     }
 
     /// A command without data; its completion.
-    pub fn command(&mut self, sqe: Sqe) -> Cqe {
+    pub(crate) fn command(&mut self, sqe: Sqe) -> Cqe {
         let cid = self.next_cid();
         let sqe = Sqe {
             cid: cid.into(),
@@ -276,7 +276,7 @@ impl RawHost {
 
     /// A command with data for the host: the data, and its completion (`None`: SUCCESS in the
     /// data).
-    pub fn fetch(&mut self, sqe: Sqe, bytes: u32) -> (Vec<u8>, Option<Cqe>) {
+    pub(crate) fn fetch(&mut self, sqe: Sqe, bytes: u32) -> (Vec<u8>, Option<Cqe>) {
         let cid = self.next_cid();
         let sqe = Sqe {
             cid: cid.into(),
@@ -287,7 +287,7 @@ impl RawHost {
         self.fetched(cid)
     }
 
-    pub fn fetched(&mut self, cid: u16) -> (Vec<u8>, Option<Cqe>) {
+    pub(crate) fn fetched(&mut self, cid: u16) -> (Vec<u8>, Option<Cqe>) {
         match self.hear() {
             (
                 Pdu::C2hData(C2hData {
@@ -308,7 +308,7 @@ impl RawHost {
     }
 
     /// Writes, with the data in the capsule.
-    pub fn write(&mut self, lba: u64, data: &[u8], block: usize) -> Cqe {
+    pub(crate) fn write(&mut self, lba: u64, data: &[u8], block: usize) -> Cqe {
         let cid = self.next_cid();
         let sqe = rw(WRITE, cid, lba, (data.len() / block) as u32)
             .with_sgl(SglDescriptor::in_capsule(0, data.len() as u32));
@@ -316,7 +316,7 @@ impl RawHost {
         self.response()
     }
 
-    pub fn read(&mut self, lba: u64, blocks: u32, block: u32) -> Vec<u8> {
+    pub(crate) fn read(&mut self, lba: u64, blocks: u32, block: u32) -> Vec<u8> {
         let (data, cqe) = self.fetch(rw(READ, 0, lba, blocks), blocks * block);
         assert!(cqe.is_none_or(|c| c.status() == Status::SUCCESS), "{cqe:?}");
         data
@@ -324,14 +324,14 @@ impl RawHost {
 }
 
 /// A command on blocks of namespace 1.
-pub fn rw(opcode: u8, cid: u16, lba: u64, blocks: u32) -> Sqe {
+pub(crate) fn rw(opcode: u8, cid: u16, lba: u64, blocks: u32) -> Sqe {
     Sqe::new(opcode, cid)
         .with_nsid(1)
         .with_cdw64(10, lba)
         .with_cdw(12, blocks - 1)
 }
 
-pub fn connect_data(cntlid: u16, subsystem: &str, host: &str) -> ConnectData {
+pub(crate) fn connect_data(cntlid: u16, subsystem: &str, host: &str) -> ConnectData {
     ConnectData::new(
         [9; 16],
         cntlid,
@@ -341,7 +341,7 @@ pub fn connect_data(cntlid: u16, subsystem: &str, host: &str) -> ConnectData {
 }
 
 /// An enabled admin queue without keep-alive time, and the controller's id.
-pub fn admin(address: SocketAddr, subsystem: &str, ask: Ask) -> (RawHost, u16) {
+pub(crate) fn admin(address: SocketAddr, subsystem: &str, ask: Ask) -> (RawHost, u16) {
     let mut host = RawHost::open(address, ask);
     let cqe = host.connect(
         ConnectCommand::new(0, 0, 32, 0),
@@ -353,7 +353,7 @@ pub fn admin(address: SocketAddr, subsystem: &str, ask: Ask) -> (RawHost, u16) {
 }
 
 /// An I/O queue; without SQ flow control if `free`.
-pub fn io_queue(
+pub(crate) fn io_queue(
     address: SocketAddr,
     subsystem: &str,
     cntlid: u16,
@@ -374,7 +374,12 @@ pub fn io_queue(
 }
 
 /// An admin queue, and I/O queue 1 of 128 entries.
-pub fn attach(address: SocketAddr, subsystem: &str, ask: Ask, free: bool) -> (RawHost, RawHost) {
+pub(crate) fn attach(
+    address: SocketAddr,
+    subsystem: &str,
+    ask: Ask,
+    free: bool,
+) -> (RawHost, RawHost) {
     let (admin, cntlid) = admin(address, subsystem, ask);
     let io = io_queue(address, subsystem, cntlid, 1, 128, ask, free);
     (admin, io)

@@ -3,8 +3,6 @@
 
 use forebay_control::api::{BODY_MAX_BYTES, TIME_LIMIT};
 use forebay_control::model::validate::{HOSTS_MAX, NAME_MAX, NQN_MAX};
-use forebay_engine::core::OWNER_WAIT_LIMIT_NS;
-use forebay_engine::core::staging::MAX_TRANSFER_BYTES;
 use forebay_engine::limits;
 use forebay_nvme::reservation::MAX_REGISTRANTS;
 use forebay_qos::budget::{MOST, MOST_CREDIT_SECONDS};
@@ -60,7 +58,7 @@ fn the_page_of_limits_has_not_drifted() {
         ),
         (
             "data of one command (MDTS)",
-            format!("{} KiB", MAX_TRANSFER_BYTES / 1024),
+            format!("{} KiB", limits::TRANSFER_BYTES / 1024),
         ),
         (
             "R2Ts of one command at once, where its host takes several (MAXR2T)",
@@ -73,7 +71,7 @@ fn the_page_of_limits_has_not_drifted() {
         ("entries of a queue", limits::QUEUE_ENTRIES.to_string()),
         (
             "data of one NVMe command (MDTS)",
-            format!("{} KiB", MAX_TRANSFER_BYTES / 1024),
+            format!("{} KiB", limits::TRANSFER_BYTES / 1024),
         ),
         (
             "pieces that the data of one command lies in",
@@ -121,7 +119,7 @@ fn the_page_of_limits_has_not_drifted() {
         ),
         (
             "a command's wait for the daemon",
-            format!("{} s", OWNER_WAIT_LIMIT_NS / 1_000_000_000),
+            format!("{} s", limits::OWNER_WAIT_NS / 1_000_000_000),
         ),
     ] {
         let row = format!("| {what} | {number} |");

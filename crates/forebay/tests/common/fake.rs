@@ -21,7 +21,7 @@ use serde_json::Value;
 
 use crate::samples::{check_result, device, export, pool, volume};
 
-pub struct Daemon {
+pub(crate) struct Daemon {
     pub folder: tempfile::TempDir,
     /// Requests: method, path, and the body as text.
     pub asked: mpsc::Receiver<String>,
@@ -30,7 +30,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    pub fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join("api.sock")).unwrap();
         let (tell, asked) = mpsc::channel();
@@ -52,11 +52,11 @@ impl Daemon {
         }
     }
 
-    pub fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.folder.path().join("api.sock")
     }
 
-    pub fn was_asked(&self, part: &str) {
+    pub(crate) fn was_asked(&self, part: &str) {
         let asked: Vec<String> = self.asked.try_iter().collect();
         assert!(
             asked.iter().any(|one| one.contains(part)),

@@ -11,17 +11,17 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-pub const LIMIT: Duration = Duration::from_secs(120);
+pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
 /// Pools want direct I/O, which a tmpfs may refuse.
-pub fn folder() -> tempfile::TempDir {
+pub(crate) fn folder() -> tempfile::TempDir {
     tempfile::Builder::new()
         .prefix("fb-")
         .tempdir_in(env!("CARGO_TARGET_TMPDIR"))
         .unwrap()
 }
 
-pub fn forebay(folder: &Path, args: &[&str]) -> Command {
+pub(crate) fn forebay(folder: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
     command
         .args(args)
@@ -32,7 +32,7 @@ pub fn forebay(folder: &Path, args: &[&str]) -> Command {
 }
 
 /// Processes with the folder on their command line.
-pub fn running(folder: &Path) -> Vec<String> {
+pub(crate) fn running(folder: &Path) -> Vec<String> {
     let name = folder.file_name().unwrap().to_str().unwrap().to_owned();
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
     processes
@@ -48,7 +48,7 @@ pub fn running(folder: &Path) -> Vec<String> {
         .collect()
 }
 
-pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
+pub(crate) fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     let begun = Instant::now();
     while !done() {
         assert!(begun.elapsed() < LIMIT, "waited for {what}");
@@ -56,7 +56,7 @@ pub fn wait_until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-pub fn wait(child: &mut Child) -> i32 {
+pub(crate) fn wait(child: &mut Child) -> i32 {
     let mut code = None;
     wait_until("a process to end", || {
         code = child.try_wait().unwrap();
@@ -65,26 +65,26 @@ pub fn wait(child: &mut Child) -> i32 {
     code.unwrap().code().unwrap_or(-1)
 }
 
-pub fn send(child: &Child, signal: Signal) {
+pub(crate) fn send(child: &Child, signal: Signal) {
     let pid = Pid::from_raw(i32::try_from(child.id()).unwrap()).unwrap();
     kill_process(pid, signal).unwrap();
 }
 
-pub struct Daemon {
+pub(crate) struct Daemon {
     folder: tempfile::TempDir,
     child: Option<Child>,
 }
 
 impl Daemon {
     /// Starts with a pool in a file.
-    pub fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let daemon = Self::with("[pool]\nembedded = { path = \"pool.img\", size = \"1G\" }\n");
         daemon.wait_engine();
         daemon
     }
 
     /// `config` follows the address.
-    pub fn with(config: &str) -> Self {
+    pub(crate) fn with(config: &str) -> Self {
         let folder = folder();
         let port = TcpListener::bind("127.0.0.1:0")
             .unwrap()
@@ -101,7 +101,7 @@ impl Daemon {
         daemon
     }
 
-    pub fn again(&mut self) {
+    pub(crate) fn again(&mut self) {
         let log = File::create(self.path("err")).unwrap();
         let child = forebay(self.folder.path(), &["serve"])
             .stderr(log)
@@ -113,13 +113,13 @@ impl Daemon {
         });
     }
 
-    pub fn wait_engine(&self) {
+    pub(crate) fn wait_engine(&self) {
         wait_until("the engine", || {
             self.json(&["status"])["engine_state"] == "running"
         });
     }
 
-    pub fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         let Some(mut child) = self.child.take() else {
             return;
         };
@@ -131,25 +131,25 @@ impl Daemon {
         }
     }
 
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.as_ref().unwrap().id()
     }
 
-    pub fn said(&self) -> String {
+    pub(crate) fn said(&self) -> String {
         let log = std::fs::read_to_string(self.path("var/state/log/forebay.log"));
         let err = std::fs::read_to_string(self.path("err"));
         log.unwrap_or_default() + &err.unwrap_or_default()
     }
 
-    pub fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    pub fn run(&self, args: &[&str]) -> Output {
+    pub(crate) fn run(&self, args: &[&str]) -> Output {
         forebay(self.folder.path(), args).output().unwrap()
     }
 
-    pub fn json(&self, args: &[&str]) -> Value {
+    pub(crate) fn json(&self, args: &[&str]) -> Value {
         let mut all = vec!["--json"];
         all.extend(args);
         let output = self.run(&all);
@@ -157,7 +157,7 @@ impl Daemon {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    pub fn refused(&self, args: &[&str], part: &str) {
+    pub(crate) fn refused(&self, args: &[&str], part: &str) {
         let output = self.run(args);
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(

@@ -5,7 +5,7 @@ use forebay_control::model::{
     Export, Placement, PoolInfo, PoolState, SpaceLevel, Volume,
 };
 
-pub fn export() -> Export {
+pub(crate) fn export() -> Export {
     Export {
         id: 3,
         frontend: Default::default(),
@@ -31,7 +31,7 @@ pub fn export() -> Export {
     }
 }
 
-pub fn volume(size_bytes: u64) -> Volume {
+pub(crate) fn volume(size_bytes: u64) -> Volume {
     Volume {
         tenant: "acme".to_owned(),
         name: "disk".to_owned(),
@@ -49,7 +49,7 @@ pub fn volume(size_bytes: u64) -> Volume {
     }
 }
 
-pub fn device(state: DeviceState) -> DeviceInfo {
+pub(crate) fn device(state: DeviceState) -> DeviceInfo {
     let missing = state == DeviceState::Missing;
     DeviceInfo {
         index: missing.into(),
@@ -76,7 +76,7 @@ pub fn device(state: DeviceState) -> DeviceInfo {
     }
 }
 
-pub fn check_result(repair: bool) -> CheckResult {
+pub(crate) fn check_result(repair: bool) -> CheckResult {
     CheckResult {
         clean: repair,
         extents_checked: 16384,
@@ -93,7 +93,7 @@ pub fn check_result(repair: bool) -> CheckResult {
     }
 }
 
-pub fn pool() -> PoolInfo {
+pub(crate) fn pool() -> PoolInfo {
     PoolInfo {
         name: "pool".to_owned(),
         uuid: "0".to_owned(),

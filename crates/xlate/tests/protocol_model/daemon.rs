@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Wish {
+pub(crate) enum Wish {
     /// The owner frees the volume's extent.
     Free,
     /// The owner only revokes the grant.
@@ -30,7 +30,7 @@ pub enum Wish {
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Op {
+pub(crate) struct Op {
     pub volume: VolumeId,
     pub wish: Wish,
     pub taking: Option<TakingId>,
@@ -41,7 +41,7 @@ pub struct Op {
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Daemon {
+pub(crate) struct Daemon {
     pub side: OwnerSide,
     pub pool: Pool,
     /// The connected engine, and whether it knows all grants.
@@ -64,7 +64,7 @@ fn place(device: u8) -> Word {
 
 impl Daemon {
     /// Starts with only the catalog and the grant table.
-    pub fn start(durable: &Pool, table: &GrantTable) -> Self {
+    pub(crate) fn start(durable: &Pool, table: &GrantTable) -> Self {
         // Mapped as a successor does, with an unfinished write.
         let fd = table.memory().fd().try_clone_to_owned().unwrap();
         let memory = SharedMemory::from_fd(fd.as_fd().try_clone_to_owned().unwrap()).unwrap();
@@ -110,7 +110,7 @@ impl Daemon {
         daemon
     }
 
-    pub fn begin(&mut self, volume: VolumeId, wish: Wish) {
+    pub(crate) fn begin(&mut self, volume: VolumeId, wish: Wish) {
         self.ops.push(Op {
             volume,
             wish,
@@ -121,7 +121,7 @@ impl Daemon {
         });
     }
 
-    pub fn greet(
+    pub(crate) fn greet(
         &mut self,
         generation: u64,
         held: impl Iterator<Item = Held>,
@@ -138,7 +138,7 @@ impl Daemon {
             .collect();
     }
 
-    pub fn hang_up(&mut self) {
+    pub(crate) fn hang_up(&mut self) {
         self.talk = None;
         self.reported = false;
         self.fenced.clear();
@@ -166,17 +166,17 @@ impl Daemon {
         asked && self.stage(op) == Some(&Stage::Taken)
     }
 
-    pub fn give_inherited_up(&mut self, out: &mut Outside<'_>) {
+    pub(crate) fn give_inherited_up(&mut self, out: &mut Outside<'_>) {
         for revoke in std::mem::take(&mut self.inherited) {
             out.say(ToEngine::Abandon { revoke });
         }
     }
 
-    pub fn waits_for_inherited(&self) -> bool {
+    pub(crate) fn waits_for_inherited(&self) -> bool {
         !self.inherited.is_empty()
     }
 
-    pub fn hear(&mut self, message: FromEngine, out: &mut Outside<'_>) {
+    pub(crate) fn hear(&mut self, message: FromEngine, out: &mut Outside<'_>) {
         match message {
             FromEngine::Faults { faults } => {
                 for FaultAsk { volume, write, .. } in faults {
@@ -282,7 +282,7 @@ impl Daemon {
         }
     }
 
-    pub fn uncommitted(&self, durable: &Pool) -> bool {
+    pub(crate) fn uncommitted(&self, durable: &Pool) -> bool {
         self.pool != *durable
             || self
                 .ops
@@ -294,7 +294,7 @@ impl Daemon {
         self.side.stage(op.taking?)
     }
 
-    pub fn commit(&mut self, out: &mut Outside<'_>) {
+    pub(crate) fn commit(&mut self, out: &mut Outside<'_>) {
         if !out.goes() {
             return;
         }
@@ -306,7 +306,7 @@ impl Daemon {
         }
     }
 
-    pub fn may_time_out(&self) -> impl Iterator<Item = usize> + '_ {
+    pub(crate) fn may_time_out(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.ops.len()).filter(|at| {
             let stage = self.stage(&self.ops[*at]);
             let unanswered = self.is_unanswered(&self.ops[*at]);
@@ -314,7 +314,7 @@ impl Daemon {
         })
     }
 
-    pub fn time_out(&mut self, at: usize, out: &mut Outside<'_>) {
+    pub(crate) fn time_out(&mut self, at: usize, out: &mut Outside<'_>) {
         let Some(id) = self.ops[at].taking else {
             return;
         };
@@ -349,7 +349,7 @@ impl Daemon {
         }
     }
 
-    pub fn progress(&mut self, out: &mut Outside<'_>) {
+    pub(crate) fn progress(&mut self, out: &mut Outside<'_>) {
         loop {
             let before = (self.clone(), out.to_engine.len());
             self.republish(out);
@@ -574,7 +574,7 @@ impl Daemon {
         }
     }
 
-    pub fn fail(&mut self, volume: VolumeId, write: bool, out: &mut Outside<'_>) {
+    pub(crate) fn fail(&mut self, volume: VolumeId, write: bool, out: &mut Outside<'_>) {
         self.faults.remove(&(volume, write));
         out.say(ToEngine::FaultFailed {
             volume,

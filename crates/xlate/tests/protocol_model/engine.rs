@@ -15,11 +15,11 @@ use forebay_xlate::{DeviceIndex, ExtentRange, Rights, VolumeId, Word};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// The only extent of every volume.
-pub const EXTENT: ExtentRange = ExtentRange::new(0, 1);
+pub(crate) const EXTENT: ExtentRange = ExtentRange::new(0, 1);
 
 /// The volumes' words; a step uses a real [`Table`].
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
-pub struct Cache(pub BTreeMap<VolumeId, u64>);
+pub(crate) struct Cache(pub BTreeMap<VolumeId, u64>);
 
 impl Cache {
     fn table(&self, volume: VolumeId) -> Option<Table> {
@@ -83,7 +83,7 @@ impl Words for Cache {
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Slice {
+pub(crate) struct Slice {
     pub command: usize,
     pub device: u8,
     pub span: SliceSpan,
@@ -91,7 +91,7 @@ pub struct Slice {
 
 /// A reactor's next step, before it takes a post.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Next {
+pub(crate) enum Next {
     /// Claim this preallocated word.
     Claim(u64),
     /// Look it up again.
@@ -101,7 +101,7 @@ pub enum Next {
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
-pub struct Reactor {
+pub(crate) struct Reactor {
     pub mailbox: VecDeque<Post>,
     pub upcalls: VecDeque<Upcall>,
     pub asleep: bool,
@@ -116,7 +116,7 @@ pub struct Reactor {
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Engine {
+pub(crate) struct Engine {
     pub side: EngineSide,
     pub words: Cache,
     pub reactors: Vec<Reactor>,
@@ -126,7 +126,7 @@ pub struct Engine {
 }
 
 impl Engine {
-    pub fn new(reactors: usize, max_drains: usize, volumes: &[VolumeId]) -> Self {
+    pub(crate) fn new(reactors: usize, max_drains: usize, volumes: &[VolumeId]) -> Self {
         Self {
             side: EngineSide::new(reactors, max_drains),
             words: Cache(volumes.iter().map(|v| (*v, 0)).collect()),
@@ -137,14 +137,14 @@ impl Engine {
     }
 }
 
-pub struct Around<'a> {
+pub(crate) struct Around<'a> {
     pub commands: &'a [Command],
     pub stages: &'a mut Vec<Stage>,
     pub wrong: &'a mut Option<&'static str>,
 }
 
 impl Engine {
-    pub fn carry_out(
+    pub(crate) fn carry_out(
         &mut self,
         effects: Vec<Effect>,
         mut say: impl FnMut(forebay_xlate::boundary::message::FromEngine),
@@ -163,7 +163,7 @@ impl Engine {
         }
     }
 
-    pub fn dispatch(&mut self, r: usize, c: usize, around: &mut Around<'_>) {
+    pub(crate) fn dispatch(&mut self, r: usize, c: usize, around: &mut Around<'_>) {
         let command = around.commands[c];
         let reactor = &mut self.reactors[r];
         reactor.asleep = false;
@@ -217,7 +217,7 @@ impl Engine {
         }
     }
 
-    pub fn go_on(&mut self, r: usize, around: &mut Around<'_>) -> Option<Slice> {
+    pub(crate) fn go_on(&mut self, r: usize, around: &mut Around<'_>) -> Option<Slice> {
         let (c, next) = self.reactors[r].hand?;
         let command = around.commands[c];
         let word = match next {
@@ -251,7 +251,7 @@ impl Engine {
         Some(slice)
     }
 
-    pub fn end(&mut self, r: usize, i: usize, around: &mut Around<'_>) -> Slice {
+    pub(crate) fn end(&mut self, r: usize, i: usize, around: &mut Around<'_>) -> Slice {
         let reactor = &mut self.reactors[r];
         reactor.asleep = false;
         let slice = reactor.slices.remove(i);
@@ -284,7 +284,7 @@ impl Engine {
         });
     }
 
-    pub fn zero_fill_ends(&mut self, i: usize) -> u8 {
+    pub(crate) fn zero_fill_ends(&mut self, i: usize) -> u8 {
         let (job, device) = self.lane.remove(i);
         self.reactors[0].asleep = false;
         let done = Upcall::JobDone { job, errno: None };
@@ -293,7 +293,7 @@ impl Engine {
         device
     }
 
-    pub fn take_post(&mut self, r: usize, around: &mut Around<'_>) {
+    pub(crate) fn take_post(&mut self, r: usize, around: &mut Around<'_>) {
         let Some(post) = self.reactors[r].mailbox.pop_front() else {
             return;
         };
@@ -361,7 +361,7 @@ impl Engine {
     }
 
     /// Commands that waited for a device's fence continue.
-    pub fn pass_fence(&mut self, device: u8, around: &mut Around<'_>) {
+    pub(crate) fn pass_fence(&mut self, device: u8, around: &mut Around<'_>) {
         self.fenced.insert(device);
         for c in 0..around.commands.len() {
             if around.stages[c] == Stage::DeviceWait {
@@ -372,20 +372,20 @@ impl Engine {
         }
     }
 
-    pub fn at_devices(&self) -> impl Iterator<Item = &Slice> {
+    pub(crate) fn at_devices(&self) -> impl Iterator<Item = &Slice> {
         self.reactors.iter().flat_map(|r| &r.slices)
     }
 }
 
 /// A dead engine's request at a device.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub enum Ghost {
+pub(crate) enum Ghost {
     Slice(Slice),
     ZeroFill(u8),
 }
 
 impl Ghost {
-    pub fn device(&self) -> u8 {
+    pub(crate) fn device(&self) -> u8 {
         match self {
             Ghost::Slice(slice) => slice.device,
             Ghost::ZeroFill(device) => *device,
@@ -395,7 +395,7 @@ impl Ghost {
 
 impl World {
     /// Kills the engine: its requests at the devices remain.
-    pub fn kill_engine(&mut self) {
+    pub(crate) fn kill_engine(&mut self) {
         let Some(engine) = self.engine.take() else {
             return;
         };
@@ -413,7 +413,7 @@ impl World {
 }
 
 /// The device that a word names, preallocated or not.
-pub fn device_of(word: u64) -> Option<u8> {
+pub(crate) fn device_of(word: u64) -> Option<u8> {
     let word = Word::from_bits(word).claimed();
     match word.rights() {
         Some(Rights::Read | Rights::ReadWrite) => Some(word.device().0),
@@ -421,7 +421,7 @@ pub fn device_of(word: u64) -> Option<u8> {
     }
 }
 
-pub fn zero_filling(device: u8) -> Job {
+pub(crate) fn zero_filling(device: u8) -> Job {
     Job::ZeroFill {
         device: DeviceIndex(device),
         extents: EXTENT,

@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 /// The state of a device's one extent.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Extent {
+pub(crate) enum Extent {
     Clean,
     /// Reserved for a volume, mapped or not.
     Of(VolumeId),
@@ -22,14 +22,14 @@ pub enum Extent {
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Pool {
+pub(crate) struct Pool {
     pub extents: Vec<Extent>,
     pub map: BTreeMap<VolumeId, u8>,
 }
 
-pub type Listed = Vec<(VolumeId, u64)>;
+pub(crate) type Listed = Vec<(VolumeId, u64)>;
 
-pub struct Outside<'a> {
+pub(crate) struct Outside<'a> {
     pub table: &'a mut GrantTable,
     pub durable: &'a mut Pool,
     pub to_engine: &'a mut VecDeque<ToEngine>,
@@ -40,7 +40,7 @@ pub struct Outside<'a> {
 }
 
 impl Outside<'_> {
-    pub fn goes(&mut self) -> bool {
+    pub(crate) fn goes(&mut self) -> bool {
         match &mut self.left {
             Some(0) => self.dead = true,
             Some(left) => *left -= 1,
@@ -49,13 +49,13 @@ impl Outside<'_> {
         !self.dead
     }
 
-    pub fn say(&mut self, message: ToEngine) {
+    pub(crate) fn say(&mut self, message: ToEngine) {
         if self.goes() {
             self.to_engine.push_back(message);
         }
     }
 
-    pub fn number(&mut self) -> u64 {
+    pub(crate) fn number(&mut self) -> u64 {
         *self.next_number += 1;
         *self.next_number
     }
@@ -69,7 +69,7 @@ thread_local! {
 }
 
 /// Runs a step on a real grant table with these entries.
-pub fn with_table<T>(listed: &mut Listed, step: impl FnOnce(&mut GrantTable) -> T) -> T {
+pub(crate) fn with_table<T>(listed: &mut Listed, step: impl FnOnce(&mut GrantTable) -> T) -> T {
     TABLE.with_borrow_mut(|table| {
         for grant in table.iter().copied().collect::<Vec<_>>() {
             table.remove(grant.volume, grant.range).unwrap();
@@ -83,7 +83,7 @@ pub fn with_table<T>(listed: &mut Listed, step: impl FnOnce(&mut GrantTable) -> 
     })
 }
 
-pub fn entry(volume: VolumeId, word: Word) -> Grant {
+pub(crate) fn entry(volume: VolumeId, word: Word) -> Grant {
     Grant {
         volume,
         range: EXTENT,
@@ -94,7 +94,7 @@ pub fn entry(volume: VolumeId, word: Word) -> Grant {
 }
 
 /// The grants in a message that store data.
-pub fn grants_of(message: &ToEngine) -> impl Iterator<Item = &GrantOf> {
+pub(crate) fn grants_of(message: &ToEngine) -> impl Iterator<Item = &GrantOf> {
     let grants = match message {
         ToEngine::Grants { grants } => &grants[..],
         _ => &[],

@@ -6,14 +6,14 @@ use forebay_xlate::reactor_side::Parked;
 use std::collections::BTreeSet;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
+pub(crate) enum Kind {
     Read,
     Write,
     Deallocate,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub struct Command {
+pub(crate) struct Command {
     pub reactor: usize,
     pub volume: VolumeId,
     pub kind: Kind,
@@ -22,7 +22,7 @@ pub struct Command {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Stage {
+pub(crate) enum Stage {
     Idle,
     Moving,
     Parked(Parked),
@@ -34,7 +34,7 @@ pub enum Stage {
 
 /// How often each event may happen.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-pub struct Budget {
+pub(crate) struct Budget {
     pub daemon_deaths: u8,
     pub engine_deaths: u8,
     pub hangs: u8,
@@ -47,7 +47,7 @@ pub struct Budget {
 }
 
 #[derive(Clone, Debug)]
-pub struct Scenario {
+pub(crate) struct Scenario {
     pub reactors: usize,
     pub devices: u8,
     pub max_drains: usize,
@@ -58,7 +58,7 @@ pub struct Scenario {
 }
 
 impl Scenario {
-    pub fn volumes(&self) -> Vec<VolumeId> {
+    pub(crate) fn volumes(&self) -> Vec<VolumeId> {
         let all: BTreeSet<_> = self.commands.iter().map(|c| c.volume).collect();
         all.into_iter().collect()
     }

@@ -10,7 +10,7 @@ use forebay_xlate::{Rights, VolumeId, Word};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct World {
+pub(crate) struct World {
     pub listed: Listed,
     pub durable: Pool,
     pub daemon: Option<Daemon>,
@@ -33,7 +33,7 @@ pub struct World {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Action {
+pub(crate) enum Action {
     // Events of the environment, which may never happen.
     Issue(usize),
     Wish(usize),
@@ -80,7 +80,7 @@ impl Action {
 }
 
 impl World {
-    pub fn new(scenario: &Scenario) -> Self {
+    pub(crate) fn new(scenario: &Scenario) -> Self {
         let durable = Pool {
             extents: vec![Extent::Clean; usize::from(scenario.devices)],
             map: BTreeMap::new(),
@@ -112,7 +112,7 @@ impl World {
         world
     }
 
-    pub fn actions(&self, scenario: &Scenario, all: &mut Vec<Action>) {
+    pub(crate) fn actions(&self, scenario: &Scenario, all: &mut Vec<Action>) {
         use Action::*;
         let left = self.left;
         if let Some(engine) = &self.engine {
@@ -223,7 +223,7 @@ impl World {
     }
 
     /// Whether only the environment can act.
-    pub fn is_quiet(&self, scenario: &Scenario) -> bool {
+    pub(crate) fn is_quiet(&self, scenario: &Scenario) -> bool {
         let mut all = Vec::new();
         self.actions(scenario, &mut all);
         all.iter().all(|action| action.is_environment())
@@ -317,7 +317,7 @@ impl World {
         });
     }
 
-    pub fn step(&mut self, scenario: &Scenario, action: Action) -> bool {
+    pub(crate) fn step(&mut self, scenario: &Scenario, action: Action) -> bool {
         use Action::*;
         let mut said = Vec::new();
         let mut around = Around {
@@ -472,7 +472,7 @@ impl World {
     }
 
     /// Each device's extent is used by one volume only.
-    pub fn nothing_reused(&self) -> bool {
+    pub(crate) fn nothing_reused(&self) -> bool {
         let mut users: BTreeMap<u8, Option<VolumeId>> = BTreeMap::new();
         let mut alone =
             |device: u8, who: Option<VolumeId>| *users.entry(device).or_insert(who) == who;
@@ -502,7 +502,7 @@ impl World {
     }
 
     /// Every used grant is listed; each location once.
-    pub fn grants_are_listed(&self) -> bool {
+    pub(crate) fn grants_are_listed(&self) -> bool {
         let places: Vec<_> = self
             .listed
             .iter()
@@ -519,7 +519,7 @@ impl World {
     }
 
     /// In a quiet state, commands wait only for hung devices.
-    pub fn all_is_answered(&self, scenario: &Scenario) -> bool {
+    pub(crate) fn all_is_answered(&self, scenario: &Scenario) -> bool {
         if !self.is_quiet(scenario) {
             return true;
         }
@@ -533,12 +533,12 @@ impl World {
         commands && owner.is_some_and(|d| d.ops.is_empty() && d.faults.is_empty())
     }
 
-    pub fn numbers(&self) -> u64 {
+    pub(crate) fn numbers(&self) -> u64 {
         self.next_number
     }
 
     /// Written data never reads as a hole.
-    pub fn what_was_written_is_read(&self) -> bool {
+    pub(crate) fn what_was_written_is_read(&self) -> bool {
         let hole = |word: Option<Word>| word.is_some_and(|w| w.rights() == Some(Rights::Hole));
         let mut engine = self.engine.iter();
         engine.all(|engine| {
@@ -548,7 +548,7 @@ impl World {
     }
 
     /// Written data stays until it is freed.
-    pub fn what_was_written_stays(&self) -> bool {
+    pub(crate) fn what_was_written_stays(&self) -> bool {
         self.written.iter().all(|(volume, device)| {
             let at = self.durable.map.get(volume);
             match &self.daemon {

@@ -12,7 +12,7 @@ use forebay_xlate::VolumeId;
 
 impl Core {
     /// Replaces admission; `None` admits everything.
-    pub fn set_admission(&mut self, admission: Option<Box<Admission>>) {
+    pub(crate) fn set_admission(&mut self, admission: Option<Box<Admission>>) {
         let now_ns = self.clock.now_ns;
         let old = std::mem::replace(&mut self.qos.admission, admission);
         if let Some(admission) = &mut self.qos.admission {
@@ -50,7 +50,7 @@ impl Core {
     }
 
     /// Assigns a volume's tenant.
-    pub fn set_share(&mut self, volume: VolumeId, share: Option<Share>) {
+    pub(crate) fn set_share(&mut self, volume: VolumeId, share: Option<Share>) {
         for lane in self.lanes.of_volume(volume) {
             lane.share = share;
             self.qos.attach(lane, &self.slab);

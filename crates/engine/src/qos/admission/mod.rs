@@ -34,7 +34,7 @@ const ENOUGH: u32 = 8;
 
 /// Admission of commands on one reactor.
 #[derive(Debug)]
-pub struct Admission {
+pub(crate) struct Admission {
     pub(crate) scheduler: Scheduler,
     costs: CostTable,
     lane_states: Box<[LaneState; MAX_LANES]>,
@@ -175,7 +175,7 @@ enum Verdict {
 impl Admission {
     /// Admission for a reactor with `per_second` of each resource. Fails if a parameter is out of
     /// range. The first window ends with the first turn.
-    pub fn new(
+    pub(crate) fn new(
         params: Params,
         per_second: &[f64; SHARED],
         costs: &CostTable,

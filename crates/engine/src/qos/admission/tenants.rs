@@ -22,7 +22,7 @@ impl Admission {
     }
 
     /// Sets a tenant's budget; a `guaranteed` base has precedence.
-    pub fn set_budget(&mut self, tenant: u32, budget: &Budget, guaranteed: bool) {
+    pub(crate) fn set_budget(&mut self, tenant: u32, budget: &Budget, guaranteed: bool) {
         if let Some(one) = self.tenants.get_mut(tenant as usize) {
             (self.scheduler).set_guaranteed(tenant as usize, guaranteed);
             one.budget = Some(*budget);
