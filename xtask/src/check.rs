@@ -1,4 +1,4 @@
-//! `cargo xtask check`: formatting, clippy, crate order, licences, documentation and shape.
+//! `cargo xtask check`: formatting, clippy, crate order, licences, documentation, shape and words.
 //!
 //! All steps run despite failures. Clippy uses the tests' features, to share artifacts with
 //! rustdoc. A missing `cargo-deny` is installed.
@@ -12,7 +12,7 @@ use xtask::process;
 
 use crate::cargo::{cargo, step};
 use crate::programs::FEATURES;
-use crate::{docs, seconds, shape};
+use crate::{docs, seconds, shape, words};
 
 const LIMIT: Duration = Duration::from_secs(30 * 60);
 
@@ -35,20 +35,21 @@ const ORDER: &[&str] = &[
 
 type Step = (&'static str, fn() -> Result<()>);
 
-const STEPS: [Step; 6] = [
+const STEPS: [Step; 7] = [
     ("fmt", fmt),
     ("clippy", clippy),
     ("layers", layers),
     ("licences", licences),
     ("docs", docs::check),
     ("shape", shape::check),
+    ("words", words::check),
 ];
 
 /// Runs the named steps or all. Returns whether all passed.
 pub(crate) fn run(args: &[String]) -> Result<bool> {
     for name in args {
         if !STEPS.iter().any(|(step, _)| step == name) {
-            bail!("no step '{name}'; there are: fmt clippy layers licences docs shape");
+            bail!("no step '{name}'; there are: fmt clippy layers licences docs shape words");
         }
     }
     let start = Instant::now();

@@ -16,6 +16,7 @@ mod sim;
 mod soak;
 mod suites;
 mod tally;
+mod words;
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -30,7 +31,7 @@ const PACKAGE_BUILD_LIMIT: Duration = Duration::from_secs(60 * 60);
 const USAGE: &str = "\
 cargo xtask test [SUITE...]    run every test there is, or the suites named: unit system fuzz guest
 cargo xtask ci                 all that CI runs: check, bench instructions --quick, every test
-cargo xtask check [STEP...]    fmt clippy layers licences docs shape
+cargo xtask check [STEP...]    fmt clippy layers licences docs shape words
 cargo xtask fuzz [--seconds N] [TARGET...]
 cargo xtask bench NAME [--quick] [--release] [--json FILE] [--only NAME]
 cargo xtask sim FIGURE|all [--quick] [--svg FOLDER]
