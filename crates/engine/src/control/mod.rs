@@ -214,7 +214,7 @@ impl Control {
             if now >= self.turns_ns {
                 self.turns_ns = now + TICK_MS as u64 * 1_000_000;
                 self.tick_vms();
-                self.side.advance_jobs(&mut self.effects);
+                self.side.rotate_revokes(&mut self.effects);
                 self.carry_out();
             }
             let (listener, exports, mut out) = self.listener_and_outside();

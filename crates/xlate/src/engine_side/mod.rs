@@ -4,7 +4,7 @@
 //! out in order. Open questions, revokes and jobs are kept for the next daemon.
 //!
 //! **Revokes.** Words are cleared at once, then every reactor drains, a bounded number of revokes
-//! at a time. They take turns ([`EngineSide::advance_jobs`]), as a hung device must not block the
+//! at a time. They take turns ([`EngineSide::rotate_revokes`]), as a hung device must not block the
 //! others. A reactor's answer stays valid: no command starts under cleared words.
 
 mod words;
@@ -302,7 +302,7 @@ impl EngineSide {
 
     /// Replaces the revokes that reactors had at the last call by waiting ones. Call it about every
     /// 0.2 s.
-    pub fn advance_jobs(&mut self, out: &mut Vec<Effect>) {
+    pub fn rotate_revokes(&mut self, out: &mut Vec<Effect>) {
         if self.held.is_empty() {
             return;
         }
@@ -318,7 +318,7 @@ impl EngineSide {
         self.post_revokes(out);
     }
 
-    /// Whether [`EngineSide::advance_jobs`] has work.
+    /// Whether [`EngineSide::rotate_revokes`] has work.
     pub fn holds_back(&self) -> bool {
         !self.held.is_empty()
     }

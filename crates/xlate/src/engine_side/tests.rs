@@ -204,9 +204,9 @@ fn what_hangs_takes_turns_and_what_was_answered_stays_answered() {
     assert_eq!(rig.words.words[4], 0, "but its words are cleared at once");
     rig.upcall(0, Upcall::Drained { revoke: 1 });
     let mut out = Vec::new();
-    rig.side.advance_jobs(&mut out);
+    rig.side.rotate_revokes(&mut out);
     assert_eq!(out, [], "it has a whole turn");
-    rig.side.advance_jobs(&mut out);
+    rig.side.rotate_revokes(&mut out);
     assert_eq!(
         out,
         [
@@ -224,7 +224,7 @@ fn what_hangs_takes_turns_and_what_was_answered_stays_answered() {
     );
     assert_eq!(rig.upcall(1, Upcall::Drained { revoke: 1 }), [done(1)]);
     out.clear();
-    rig.side.advance_jobs(&mut out);
+    rig.side.rotate_revokes(&mut out);
     assert_eq!(out, []);
 }
 

@@ -53,7 +53,7 @@ pub(crate) enum Action {
     GhostEnds(usize),
     ControlHears,
     ControlTakes(usize),
-    TakeTurns,
+    RotateRevokes,
     /// The daemon dies after this number of effects.
     OwnerHears(Option<u8>),
     Commit(Option<u8>),
@@ -153,7 +153,7 @@ impl World {
             let mut mailboxes = engine.reactors.iter();
             let read = mailboxes.all(|r| r.mailbox.is_empty() && r.upcalls.is_empty());
             if engine.side.holds_back() && read {
-                all.push(TakeTurns);
+                all.push(RotateRevokes);
             }
             for device in 0..scenario.devices {
                 let gone = |g: &Ghost| g.device() != device;
@@ -370,9 +370,9 @@ impl World {
                 engine.side.end_turn(&mut effects);
                 engine.carry_out(effects, |message| said.push(message));
             }
-            (TakeTurns, Some(engine)) => {
+            (RotateRevokes, Some(engine)) => {
                 let mut effects = Vec::new();
-                engine.side.advance_jobs(&mut effects);
+                engine.side.rotate_revokes(&mut effects);
                 engine.carry_out(effects, |message| said.push(message));
             }
             (KillEngine, _) => {
