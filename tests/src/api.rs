@@ -45,7 +45,7 @@ impl Api {
                 length = Some(value.trim().parse()?);
             }
         }
-        let mut answer = vec![0; length.context("an answer's length")?];
+        let mut answer = vec![0; length.context("no length of the answer")?];
         self.stream.read_exact(&mut answer)?;
         let answer = serde_json::from_slice(&answer)
             .with_context(|| format!("{method} {path} {body}: status {status}"))?;
@@ -61,7 +61,10 @@ impl Api {
 
     fn line(&mut self) -> Result<String> {
         let mut line = String::new();
-        ensure!(self.stream.read_line(&mut line)? > 0, "the daemon hung up");
+        ensure!(
+            self.stream.read_line(&mut line)? > 0,
+            "the daemon closed the connection"
+        );
         Ok(line.trim_end().to_owned())
     }
 }

@@ -127,7 +127,7 @@ pub fn parts(text: &str) -> Result<Vec<Part>> {
             "sh,guest" => Place::Host,
             "sh,package" => Place::Package,
             "sh,source" => Place::Source,
-            "" => bail!("a block that does not say what it is: {block:?}"),
+            "" => bail!("a block without a kind: {block:?}"),
             other if other.starts_with("sh") => bail!("a block of an unknown kind: {other}"),
             _ => continue,
         };

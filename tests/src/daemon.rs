@@ -202,7 +202,7 @@ impl Daemon {
 
     /// The running processes; without an engine, an error.
     pub fn processes(&self) -> Result<Processes> {
-        processes(&self.status()?).context("no engine runs")
+        processes(&self.status()?).context("no engine is running")
     }
 
     /// The engine's number among those that this daemon started.
@@ -229,7 +229,7 @@ impl Daemon {
     /// `kill -9` of the daemon; its engine continues.
     pub fn kill_daemon(&mut self) -> Result<()> {
         if let Some(status) = self.child.try_wait()? {
-            bail!("the daemon has ended already: {status}");
+            bail!("the daemon has already exited: {status}");
         }
         self.child.kill()?;
         self.child.wait()?;
@@ -240,7 +240,7 @@ impl Daemon {
     /// old one's end.
     pub fn replace_hanging_daemon(&mut self) -> Result<Child> {
         if let Some(status) = self.child.try_wait()? {
-            bail!("the daemon has ended already: {status}");
+            bail!("the daemon has already exited: {status}");
         }
         self.child.kill()?;
         // The killed daemon still listens there, but never answers.
@@ -278,7 +278,7 @@ impl Daemon {
     pub fn kill_all(&mut self) -> Result<()> {
         let _ = self.child.kill();
         self.child.wait()?;
-        wait::until("everybody is gone", STOP_LIMIT, || {
+        wait::until("the end of all processes", STOP_LIMIT, || {
             let left = self.left_behind();
             for pid in &left {
                 // It may have ended meanwhile.
@@ -326,7 +326,7 @@ impl Daemon {
             .context("the daemon does not stop")
             .map_err(|error| self.with_logs(error))?;
         if !status.success() {
-            return Err(self.with_logs(anyhow::anyhow!("the daemon ended badly: {status}")));
+            return Err(self.with_logs(anyhow::anyhow!("the daemon failed: {status}")));
         }
         Ok(())
     }
@@ -338,7 +338,7 @@ impl Daemon {
             .context("the daemon does not stop")
             .map_err(|error| self.with_logs(error))?;
         if !status.success() {
-            return Err(self.with_logs(anyhow::anyhow!("the daemon ended badly: {status}")));
+            return Err(self.with_logs(anyhow::anyhow!("the daemon failed: {status}")));
         }
         let left = self.left_behind();
         if !left.is_empty() {
@@ -352,7 +352,7 @@ impl Daemon {
         self.cli(&["shutdown"])?;
         let status = process::wait(&mut self.child, STOP_LIMIT)?;
         if !status.success() {
-            bail!("the daemon ended badly: {status}");
+            bail!("the daemon failed: {status}");
         }
         Ok(())
     }
@@ -388,7 +388,7 @@ impl Daemon {
         let child = &mut self.child;
         let ready = wait::until("daemon and engine are up", START_LIMIT, || {
             if let Some(status) = child.try_wait()? {
-                bail!("forebay serve ended at once: {status}");
+                bail!("forebay serve exited at once: {status}");
             }
             let Ok(status) = get(&socket, "/v1/status") else {
                 return Ok(None);
@@ -525,7 +525,7 @@ fn get(socket: &Path, path: &str) -> Result<Value> {
 }
 
 fn body(answer: &str) -> Result<Value> {
-    let (head, body) = answer.split_once("\r\n\r\n").context("no HTTP answer")?;
+    let (head, body) = answer.split_once("\r\n\r\n").context("no HTTP response")?;
     if !head.starts_with("HTTP/1.1 200 ") {
         bail!("not OK");
     }

@@ -68,7 +68,7 @@ pub fn read(text: &str) -> Result<Metrics> {
             let (name, help) = help.split_once(' ').with_context(wrong)?;
             ensure!(is_name(name) && !help.is_empty(), wrong());
             done.insert(std::mem::replace(&mut open, name.to_owned()));
-            ensure!(!done.contains(name), "{}: a second time", wrong());
+            ensure!(!done.contains(name), "{}: a duplicate", wrong());
             let kind = lines.next().and_then(|line| line.strip_prefix("# TYPE "));
             let kind = kind.and_then(|kind| kind.strip_prefix(name));
             let kind = kind
@@ -77,7 +77,7 @@ pub fn read(text: &str) -> Result<Metrics> {
             ensure!(["counter", "gauge", "histogram"].contains(&kind), wrong());
             ensure!(
                 name.ends_with("_total") == (kind == "counter"),
-                "{}: its name",
+                "{}: a wrong name",
                 wrong()
             );
             metrics.kinds.insert(name.to_owned(), kind.to_owned());
@@ -113,7 +113,7 @@ pub fn read(text: &str) -> Result<Metrics> {
             }
         }
         let before = metrics.samples.insert(sample.to_owned(), value);
-        ensure!(before.is_none(), "{}: a second time", wrong());
+        ensure!(before.is_none(), "{}: a duplicate", wrong());
     }
     for (key, bounds) in &histograms {
         let rise = |pair: &[(f64, f64)]| pair[0].0 < pair[1].0 && pair[0].1 <= pair[1].1;
@@ -128,11 +128,11 @@ fn labels(sample: &str) -> Result<(String, BTreeMap<String, String>)> {
         None => (sample, ""),
         Some((name, rest)) => (name, rest.strip_suffix('}').context("no closing bracket")?),
     };
-    ensure!(is_name(name), "{name:?} is no name");
+    ensure!(is_name(name), "{name:?} is not a name");
     let mut rest = rest;
     while !rest.is_empty() {
         let (label, after) = rest.split_once("=\"").context("a label without a value")?;
-        ensure!(is_name(label), "{label:?} is no label");
+        ensure!(is_name(label), "{label:?} is not a label");
         let mut value = String::new();
         let mut chars = after.char_indices();
         let end = loop {
@@ -141,14 +141,14 @@ fn labels(sample: &str) -> Result<(String, BTreeMap<String, String>)> {
                 (_, '\\') => match chars.next().context("a value without an end")?.1 {
                     'n' => value.push('\n'),
                     same @ ('\\' | '"') => value.push(same),
-                    other => bail!("\\{other} means nothing"),
+                    other => bail!("\\{other} is not an escape"),
                 },
                 (_, other) => value.push(other),
             }
         };
         ensure!(
             labels.insert(label.to_owned(), value).is_none(),
-            "{label} twice"
+            "{label} occurs twice"
         );
         rest = &after[end + 1..];
         if !rest.is_empty() {
@@ -176,7 +176,7 @@ pub fn get(port: u16, path: &str) -> Result<(String, String)> {
     )?;
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
-    let (head, body) = answer.split_once("\r\n\r\n").context("no HTTP answer")?;
+    let (head, body) = answer.split_once("\r\n\r\n").context("no HTTP response")?;
     Ok((head.to_owned(), body.to_owned()))
 }
 

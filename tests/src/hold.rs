@@ -411,6 +411,6 @@ pub fn find_block(file: &Path, block: &[u8]) -> Result<u64> {
             at += block.len() as u64;
         }
     }
-    ensure!(found.len() == 1, "the block stands at {found:?}");
+    ensure!(found.len() == 1, "the block is at {found:?}");
     Ok(found[0])
 }

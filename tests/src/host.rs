@@ -168,7 +168,7 @@ impl Host {
         let queue = session.open_queue(1)?;
         ensure!(
             queue.block_bytes() == self.block_bytes,
-            "{}: its block is {}",
+            "{}: its block size is {}",
             self.nqn,
             queue.block_bytes()
         );
@@ -275,7 +275,7 @@ impl Host {
                 break;
             };
             if queue.submit(&op, *tag, buf).is_err() {
-                bail!("a command was not taken");
+                bail!("a command was not accepted");
             }
             running.insert(*tag, what);
         }
@@ -354,7 +354,7 @@ impl Host {
                 let blocks = blocks.min((self.shadow.blocks() - lba) as u32);
                 let op = IoOp::Read { lba, blocks };
                 if queue.submit(&op, lba, self.buffer(blocks)).is_err() {
-                    bail!("a read was not taken");
+                    bail!("a read was not accepted");
                 }
             }
             if queue.in_flight() == 0 {

@@ -361,7 +361,7 @@ mod tests {
         shadow.settle(5, &old, Promise::Acknowledged).unwrap();
         assert!(
             shadow.judge(5, &new).is_err(),
-            "it landed after it was seen not to be there"
+            "it landed after it was seen missing"
         );
         // It is not flushed, so a power cut may still take it.
         shadow.power_lost();

@@ -134,7 +134,7 @@ pub fn end_of(queue: &mut dyn Queue, op: Op) -> Result<DiskStatus> {
     let begun = std::time::Instant::now();
     let mut done: Vec<DiskCompletion> = Vec::new();
     while queue.poll(&mut done)? == 0 {
-        ensure!(begun.elapsed() < LIMIT, "{op:?} does not end");
+        ensure!(begun.elapsed() < LIMIT, "{op:?} did not complete");
         std::thread::yield_now();
     }
     Ok(done[0].ended)

@@ -82,7 +82,7 @@ fn calibrate_is_not_scheduled_itself() -> Result<()> {
     let note = costs["note"].as_str().context("a note")?;
     let at_least = said["device_at_least"].as_array().context("a list")?;
     assert_eq!(
-        note.contains("device not at its limit: at least"),
+        note.contains("the device was not saturated: at least"),
         !at_least.is_empty(),
         "{note}"
     );

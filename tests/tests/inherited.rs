@@ -133,7 +133,7 @@ fn refused_with_a_reason() -> Result<()> {
         // Enough for an engine, but not for the pool.
         (
             "ulimit -f 134217728; exec",
-            "pool.img: this process may write no file beyond",
+            "pool.img: the file size limit of this process is",
         ),
     ] {
         let said = Command::new("sh")

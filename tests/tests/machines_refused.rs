@@ -43,7 +43,7 @@ fn second_machine_is_an_event() -> Result<()> {
         let first = UnixStream::connect(path)?;
         reported(&daemon, "host_connected", "a machine connected")?;
         is_closed(UnixStream::connect(path)?)?;
-        reported(&daemon, "host_refused", "a second machine")?;
+        reported(&daemon, "host_refused", "a second VM")?;
         drop(first);
         reported(&daemon, "host_disconnected", "it hung up")?;
         daemon.stop()?;

@@ -175,7 +175,7 @@ fn check_knows_what_a_start_needs() -> Result<()> {
             "forebay.toml/x.log",
             "path = \"pool.img\", size = \"1KB\"",
             [
-                "API's socket",
+                "the API socket",
                 "x.log",
                 "the listener 127",
                 "the metrics",

@@ -52,7 +52,7 @@ fn get_in(cache: &Path, name: &str, make: impl FnOnce(&Path) -> Result<()>) -> R
     let lock = File::create(cache.join(format!("{name}.lock")))?;
     rustix::fs::flock(&lock, FlockOperation::LockExclusive)?;
     if finished.exists() && !is_whole(&finished) {
-        eprintln!("{} is damaged: made again", finished.display());
+        eprintln!("{} is damaged: making it again", finished.display());
         std::fs::remove_dir_all(&finished)?;
     }
     if !finished.exists() {

@@ -49,7 +49,7 @@ const STEPS: [Step; 7] = [
 pub(crate) fn run(args: &[String]) -> Result<bool> {
     for name in args {
         if !STEPS.iter().any(|(step, _)| step == name) {
-            bail!("no step '{name}'; there are: fmt clippy layers licences docs shape words");
+            bail!("no step '{name}'; the steps are: fmt clippy layers licences docs shape words");
         }
     }
     let start = Instant::now();
@@ -106,7 +106,7 @@ fn wrong_uses(metadata: &Value) -> Vec<String> {
         let Some(own) = floor(&name) else {
             if name.starts_with("forebay") && name != "forebay-tests" {
                 wrong.push(format!(
-                    "{name} has no floor: see ORDER in xtask/src/check.rs"
+                    "{name} has no layer: add it to ORDER in xtask/src/check.rs"
                 ));
             }
             continue;
@@ -117,7 +117,9 @@ fn wrong_uses(metadata: &Value) -> Vec<String> {
             }
             let used = text(&dependency["name"]);
             if floor(&used).is_some_and(|floor| floor >= own) {
-                wrong.push(format!("{name} must not use {used}, which is above it"));
+                wrong.push(format!(
+                    "{name} must not use {used}, which is in a higher layer"
+                ));
             }
         }
     }

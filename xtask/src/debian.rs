@@ -56,7 +56,7 @@ pub fn mirror() -> Result<String> {
         APT_LIMIT,
     )?;
     choose_mirror(&indexes, codename).with_context(|| {
-        format!("apt's sources name no Debian mirror; {MIRROR_VARIABLE} can name one")
+        format!("apt's sources have no Debian mirror; set {MIRROR_VARIABLE} to one")
     })
 }
 
@@ -162,7 +162,7 @@ impl PrivateApt {
                 return Ok(entry.path());
             }
         }
-        bail!("apt-get download {package} left no file");
+        bail!("apt-get download {package} produced no file");
     }
 
     /// Names of direct dependencies.
@@ -207,7 +207,7 @@ fn again<T>(mut what: impl FnMut() -> Result<T>) -> Result<T> {
     for pause in PAUSES {
         match what() {
             Ok(value) => return Ok(value),
-            Err(error) => eprintln!("tried again in {} s: {error:#}", pause.as_secs()),
+            Err(error) => eprintln!("trying again in {} s: {error:#}", pause.as_secs()),
         }
         std::thread::sleep(pause);
     }
@@ -262,7 +262,7 @@ impl Sysroot {
             };
             let file = file.split(" (").next().unwrap_or_default();
             if !file.starts_with('/') {
-                bail!("{path} needs {}, which no package brought", name.trim());
+                bail!("{path} needs {}, which no package contains", name.trim());
             }
             libraries.push(PathBuf::from(file));
         }

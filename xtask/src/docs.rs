@@ -54,7 +54,7 @@ fn book() -> Result<()> {
         }
         Err(error) if in_ci() => Err(error),
         Err(error) => {
-            println!("skipped: the book, for want of mdbook: {error:#}");
+            println!("skipped: the book, because mdbook is missing: {error:#}");
             Ok(())
         }
     }

@@ -41,7 +41,10 @@ pub(crate) fn run(args: &[String]) -> Result<bool> {
     }
     let known = targets()?;
     if let Some(unknown) = wanted.iter().find(|name| !known.contains(name)) {
-        bail!("no target '{unknown}'; there are: {}", known.join(" "));
+        bail!(
+            "no target '{unknown}'; the targets are: {}",
+            known.join(" ")
+        );
     }
     let chosen = if wanted.is_empty() { known } else { wanted };
     let mut tally = Tally::default();
@@ -134,7 +137,7 @@ fn one(target: &str, seconds: u64) -> Result<f64> {
     println!("--- fuzz {target} ---\n{said}");
     if !ended.status.success() {
         bail!(
-            "{}; the input is in fuzz/artifacts/{target}, and `cargo fuzz run --sanitizer none {target} FILE` shows it again",
+            "{}; the input is in fuzz/artifacts/{target}, and `cargo fuzz run --sanitizer none {target} FILE` repeats it",
             ended.status
         );
     }

@@ -29,9 +29,15 @@ use crate::cargo::{cargo, repository, target_folder};
 const PACKAGE_BUILD_LIMIT: Duration = Duration::from_secs(60 * 60);
 
 const USAGE: &str = "\
+<<<<<<< HEAD
 cargo xtask test [SUITE...]    run every test there is, or the suites named: unit system fuzz guest
 cargo xtask ci                 all that CI runs: check, bench instructions --quick, every test
 cargo xtask check [STEP...]    fmt clippy layers licences docs shape words
+=======
+cargo xtask test [SUITE...]    run all tests, or the named suites: unit system fuzz guest
+cargo xtask ci                 everything that CI runs: check, bench instructions --quick, all tests
+cargo xtask check [STEP...]    fmt clippy layers licences docs shape
+>>>>>>> c18feb5d (Say the messages of the program and the libraries plainly)
 cargo xtask fuzz [--seconds N] [TARGET...]
 cargo xtask bench NAME [--quick] [--release] [--json FILE] [--only NAME]
 cargo xtask sim FIGURE|all [--quick] [--svg FOLDER]
@@ -73,7 +79,7 @@ fn main() -> ExitCode {
 /// Builds the release program and its package.
 fn package(args: &[String]) -> Result<bool> {
     if let Some(arg) = args.first() {
-        bail!("`package` takes no `{arg}`");
+        bail!("`package` takes no argument `{arg}`");
     }
     let mut build = cargo(&["build", "--release", "--locked", "--package", "forebay"]);
     process::run(&mut build, PACKAGE_BUILD_LIMIT)?;

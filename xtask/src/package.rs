@@ -125,7 +125,10 @@ impl Tree {
 
     fn kib(&self) -> Result<u64> {
         let said = process::text(Command::new("du").arg("-sk").arg(&self.root), LIMIT)?;
-        let number = said.split_whitespace().next().context("du says nothing")?;
+        let number = said
+            .split_whitespace()
+            .next()
+            .context("du printed nothing")?;
         Ok(number.parse()?)
     }
 }
@@ -138,7 +141,7 @@ fn version(program: &Path) -> Result<String> {
     let said = process::text(Command::new(program).arg("--version"), LIMIT)?;
     let version = said.trim().strip_prefix("forebay ");
     Ok(version
-        .context("the program does not say its version")?
+        .context("the program does not print its version")?
         .to_owned())
 }
 

@@ -37,7 +37,7 @@ fn rows() -> std::sync::MutexGuard<'static, Vec<Row>> {
 fn table(mut rows: Vec<Row>, total_s: f64) -> String {
     rows.sort_by(|a, b| b.wall_s.total_cmp(&a.wall_s));
     let mut text = format!(
-        "{:>9}{:>11}  {:<6} what (side by side: the sum of seconds exceeds the total)\n",
+        "{:>9}{:>11}  {:<6} what (in parallel: the sum of seconds exceeds the total)\n",
         "seconds", "processor", "kind"
     );
     let mut line = |wall_s: f64, cpu_s: f64, kind: &str, name: &str| {

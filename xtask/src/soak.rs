@@ -60,7 +60,7 @@ const RUNS: [Run; 14] = [
         share: 4,
         kind: Kind::Troubles,
         count: 60,
-        unit: "seconds of troubles, one by one and all at once",
+        unit: "seconds of faults, one by one and all at once",
     },
     Run {
         name: "fuzz",
@@ -192,7 +192,7 @@ pub(crate) fn run(args: &[String]) -> Result<bool> {
         .collect();
     if runs.is_empty() {
         let names: Vec<&str> = RUNS.iter().map(|run| run.name).collect();
-        bail!("no such run; there are: {}", names.join(" "));
+        bail!("no such run; the runs are: {}", names.join(" "));
     }
     let shares: u32 = runs.iter().map(|run| run.share).sum();
     let time = |run: &Run| {
@@ -346,12 +346,12 @@ impl Wanted {
                 "--seed" => wanted.seed = value()?.parse().context("--seed")?,
                 "--only" => wanted.only = Some(value()?.clone()),
                 other => bail!(
-                    "unknown argument '{other}'; there are: --minutes N, --seed N, --only RUN, --list"
+                    "unknown argument '{other}'; the arguments are: --minutes N, --seed N, --only RUN, --list"
                 ),
             }
         }
         if !(0.0..=1e6).contains(&wanted.minutes) {
-            bail!("--minutes {}: from 0 to a million", wanted.minutes);
+            bail!("--minutes {}: must be 0 to 1000000", wanted.minutes);
         }
         Ok(wanted)
     }

@@ -68,7 +68,7 @@ impl Done {
 /// Runs the named suites or all. Returns whether all passed.
 pub(crate) fn run(args: &[String]) -> Result<bool> {
     if let Some(unknown) = args.iter().find(|name| !SUITES.contains(&name.as_str())) {
-        bail!("no suite '{unknown}'; there are: {}", SUITES.join(" "));
+        bail!("no suite '{unknown}'; the suites are: {}", SUITES.join(" "));
     }
     let is_wanted = |suite: &&str| args.is_empty() || args.iter().any(|name| name == suite);
     let wanted: Vec<&str> = SUITES.into_iter().filter(is_wanted).collect();

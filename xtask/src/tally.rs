@@ -68,7 +68,7 @@ impl Tally {
     pub(crate) fn refuse_skips(&mut self) {
         if self.skipped > 0 {
             self.notes
-                .push("CI=true: what is skipped counts as failed".to_owned());
+                .push("CI=true: skipped tests count as failed".to_owned());
             self.failed += std::mem::take(&mut self.skipped);
         }
     }

@@ -15,7 +15,7 @@ pub enum DeviceError {
         path: PathBuf,
     },
     /// A new file exists already.
-    #[error("{}: exists already; remove it or choose another path", .path.display())]
+    #[error("{}: already exists; remove it or choose another path", .path.display())]
     Exists {
         /// The file.
         path: PathBuf,
@@ -53,7 +53,7 @@ pub enum DeviceError {
     },
     /// It is smaller than the pool expects.
     #[error(
-        "{}: holds {} but at least {} are expected: it was truncated or replaced; restore it before the pool is opened",
+        "{}: holds {}, but at least {} are expected: it was truncated or replaced; restore it before you open the pool",
         .path.display(), format_bytes(*.found_bytes), format_bytes(*.expected_bytes)
     )]
     TooSmall {

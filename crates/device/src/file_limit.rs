@@ -19,8 +19,8 @@ fn within(path: &Path, size_bytes: u64, limit_bytes: Option<u64>) -> Result<(), 
     Err(DeviceError::Unusable {
         path: path.to_owned(),
         what: format!(
-            "this process may write no file beyond {}, and this one has {}; raise the limit where Forebay is started \
-             (`ulimit -f` in a shell, `LimitFSIZE=` in a unit of systemd), or choose a smaller size",
+            "the file size limit of this process is {}, but this file has {}; raise the limit where Forebay is \
+             started (`ulimit -f` in a shell, `LimitFSIZE=` in a systemd unit), or choose a smaller size",
             format_bytes(limit_bytes),
             format_bytes(size_bytes)
         ),
@@ -41,7 +41,7 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(
-            error.contains("beyond 1 GiB") && error.contains("LimitFSIZE"),
+            error.contains("is 1 GiB") && error.contains("LimitFSIZE"),
             "{error}"
         );
     }

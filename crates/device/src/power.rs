@@ -154,9 +154,7 @@ fn changes(journal: &WriteJournal) -> io::Result<(Vec<CachedChange>, u64)> {
                 }
             }
             None => {
-                return Err(io::Error::other(
-                    "the journal has a record of no known kind",
-                ));
+                return Err(io::Error::other("the journal has a record of unknown kind"));
             }
         }
         while changes.get(durable_to).is_some_and(|change| change.durable) {

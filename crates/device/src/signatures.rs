@@ -104,7 +104,7 @@ pub(crate) fn describe(head: &[u8], tail: &[u8]) -> Option<String> {
     for (piece, name) in [(head, "first"), (tail, "last")] {
         if let Some(at) = piece.iter().position(|byte| *byte != 0) {
             return Some(format!(
-                "unknown data (the first byte that is not zero is byte {at} of its {name} MiB)"
+                "unknown data (the first nonzero byte is byte {at} of its {name} MiB)"
             ));
         }
     }

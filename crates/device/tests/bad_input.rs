@@ -105,7 +105,7 @@ fn a_block_device_in_use_is_refused() {
     let second = SyncDevice::open(&spec, &OpenOptions::default()).expect("opens");
     let error = second.claim_for_daemon().expect_err("held");
     assert!(
-        error.to_string().contains("a forebay daemon holds"),
+        error.to_string().contains("a forebay daemon already holds"),
         "{error}"
     );
     drop((daemon, second));

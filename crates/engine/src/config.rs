@@ -90,22 +90,22 @@ impl Engine {
         forebay_device::ring::check_kernel()?;
         if config.reactors == 0 || config.reactors > MAX_REACTORS {
             return Err(EngineError::Config(format!(
-                "{} reactors asked for: give a number from 1 to {MAX_REACTORS}",
+                "{} reactors requested: give a number from 1 to {MAX_REACTORS}",
                 config.reactors
             )));
         }
         let region = make_region(&config)?;
-        let memory = Memory::create().map_err(system("making the engine's memory"))?;
+        let memory = Memory::create().map_err(system("creating the engine's memory"))?;
         if channel.is_some() {
             // Any crash in this process is the engine's.
             crate::crash::record_in(&region).map_err(system("watching for crashes"))?;
         }
-        let bell = ControlBell::new().map_err(system("making an eventfd"))?;
+        let bell = ControlBell::new().map_err(system("creating an eventfd"))?;
         let closer = Closer::start().map_err(system("starting the closer"))?;
         let (mut mailboxes, mut theirs) = (Vec::new(), Vec::new());
         for _ in 0..config.reactors {
             let (to_reactor, to_control) =
-                mailbox(bell.clone()).map_err(system("making a mailbox"))?;
+                mailbox(bell.clone()).map_err(system("creating a mailbox"))?;
             mailboxes.push(to_reactor);
             theirs.push(to_control);
         }
@@ -201,7 +201,7 @@ fn start_reactor(new: NewReactor) -> Result<JoinHandle<()>, EngineError> {
         .map_err(system("starting a reactor"))?;
     starting
         .recv()
-        .map_err(|_| EngineError::Config(format!("reactor {number} ended at its start")))??;
+        .map_err(|_| EngineError::Config(format!("reactor {number} ended while it started")))??;
     Ok(thread)
 }
 
@@ -212,7 +212,7 @@ impl NewReactor {
         let cpu = self.cpu.filter(|cpu| {
             let pinned = pin(*cpu);
             if let Err(error) = &pinned {
-                eprintln!("forebay: {error}: the reactor runs on any");
+                eprintln!("forebay: {error}: the reactor runs on any processor");
             }
             pinned.is_ok()
         });
@@ -227,7 +227,7 @@ impl NewReactor {
         let ReactorMemory { receive, staging } = self
             .memory
             .reactor(number)
-            .ok_or_else(|| EngineError::Config(format!("reactor {number} is there twice")))?;
+            .ok_or_else(|| EngineError::Config(format!("reactor {number} is configured twice")))?;
         let mut core = Core::new(number, region.clone(), Staging::over(staging), ring);
         core.devices.set_pulse(self.pulse);
         core.offload.link(self.links);

@@ -87,9 +87,7 @@ impl Pulse {
         let limit = coarse_ns() + POLL_LIMIT_NS;
         while coarse_ns() > self.until_ns.load(Relaxed) {
             if coarse_ns() > limit {
-                eprintln!(
-                    "the engine stood still, and its devices' heartbeats can't be read: it ends"
-                );
+                eprintln!("the engine stalled and can't read its devices' heartbeats: it exits");
                 std::process::abort();
             }
             std::thread::sleep(POLL_AGAIN);
@@ -131,7 +129,7 @@ impl Heart {
                     Ok(ring) => Beating::new(orders, ring, room, its_pulse).run(),
                     Err(error) => {
                         eprintln!(
-                            "this engine ends, as it can't make a ring for the heartbeat: {error}"
+                            "this engine exits because it can't create a ring for the heartbeat: {error}"
                         );
                         std::process::exit(1);
                     }
@@ -392,7 +390,7 @@ impl Beating {
         if let Err(error) = &result
             && !std::mem::replace(&mut patient.failed, true)
         {
-            eprintln!("the heartbeat of {index}: {error}");
+            eprintln!("the heartbeat of {index} failed: {error}");
         }
         match stage {
             BeatStage::Reads(_) => {
@@ -420,7 +418,7 @@ impl Beating {
         let ours = self.holder.as_ref()?;
         if !beat.holder.is(ours) {
             eprintln!(
-                "{index} was taken over by another Forebay, on host {:?}: this engine ends",
+                "{index} was taken over by another Forebay, on host {:?}: this engine exits",
                 beat.holder.host
             );
             std::process::exit(LOST_THE_POOL);

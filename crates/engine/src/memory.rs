@@ -92,8 +92,8 @@ impl Memory {
                 0,
             )
         }?;
-        let base =
-            NonNull::new(base.cast::<u8>()).ok_or_else(|| io::Error::other("mmap gave null"))?;
+        let base = NonNull::new(base.cast::<u8>())
+            .ok_or_else(|| io::Error::other("mmap returned null"))?;
         // SAFETY: pages of the new mapping, to which nothing refers.
         unsafe {
             let zeros = base.add(ZEROS_AT).as_ptr().cast();
@@ -363,7 +363,7 @@ impl OldMemory {
         let len = rustix::fs::fstat(&file)?.st_size;
         if len != MEMORY_BYTES as i64 {
             return Err(io::Error::other(
-                "the memory file has another length than this version's layout",
+                "the memory file's length does not match this version's layout",
             ));
         }
         Ok(Self(file))

@@ -65,8 +65,8 @@ fn what_makes_no_sense_is_refused_by_name() {
         }};
     }
     let budget = Budget::fixed(1000);
-    assert!(said!(tenant(1, Some(budget))).contains("without scheduling"));
-    assert!(said!(volume(1, 1, None)).contains("without scheduling"));
+    assert!(said!(tenant(1, Some(budget))).contains("needs scheduling"));
+    assert!(said!(volume(1, 1, None)).contains("needs scheduling"));
     assert_eq!(said!(tenant(1, None)), "");
     assert!(said!(set(scheduling(&[("speed", 1.0)]))).contains("speed"));
     assert!(said!(set(scheduling(&[("keep", 9.0)]))).contains("keep is 9"));
@@ -74,9 +74,9 @@ fn what_makes_no_sense_is_refused_by_name() {
     if let Some(scheduling) = &mut nothing {
         scheduling.capacity.link_in_bytes_s = 0;
     }
-    assert!(said!(set(nothing)).contains("bytes that come in"));
+    assert!(said!(set(nothing)).contains("incoming bytes"));
     // None of that was applied.
-    assert!(said!(tenant(1, Some(budget))).contains("without scheduling"));
+    assert!(said!(tenant(1, Some(budget))).contains("needs scheduling"));
     for _ in 0..2 {
         assert_eq!(said!(set(scheduling(&[]))), "");
         assert_eq!(said!(tenant(1, Some(budget))), "");
@@ -109,7 +109,7 @@ fn what_makes_no_sense_is_refused_by_name() {
     for _ in 0..2 {
         assert_eq!(said!(set(None)), "");
     }
-    assert!(said!(volume(1, 1, None)).contains("without scheduling"));
+    assert!(said!(volume(1, 1, None)).contains("needs scheduling"));
 }
 
 #[test]

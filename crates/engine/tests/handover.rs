@@ -206,7 +206,7 @@ fn a_successor_acts_only_when_it_is_told() {
         commands: 0,
         closed: vec![
             ("ended before".to_owned(), 1),
-            ("this engine had no descriptors left".to_owned(), 1),
+            ("this engine ran out of file descriptors".to_owned(), 1),
         ],
     };
     assert_eq!(lab.hear().0, converted);

@@ -208,18 +208,18 @@ fn parse(text: &str, path: &Path, dir: Option<&Path>) -> Outcome<Config> {
         && !is_node_name(name)
     {
         return Err(wrong(format!(
-            "[node] name {name:?}: a name has 1 to {MAX_NODE_NAME_BYTES} of the characters a-z, 0-9 and -"
+            "[node] name {name:?}: a name has 1 to {MAX_NODE_NAME_BYTES} characters from a-z, 0-9 and -"
         )));
     }
     let log_level = file.log.level.unwrap_or_else(|| "info".to_owned());
     if !["error", "warn", "info", "debug", "trace"].contains(&log_level.as_str()) {
         return Err(wrong(format!(
-            "[log] level `{log_level}` is none of error, warn, info, debug, trace"
+            "[log] level `{log_level}` is not one of error, warn, info, debug, trace"
         )));
     }
     if file.devices.allow_faulty && !cfg!(feature = "test-device") {
         return Err(wrong(
-            "[devices] allow_faulty: this program has no such devices; build it with the feature `test-device`".to_owned(),
+            "[devices] allow_faulty: this build has no such devices; build with the feature `test-device`".to_owned(),
         ));
     }
     let mut devices = Vec::new();
@@ -258,7 +258,7 @@ fn parse(text: &str, path: &Path, dir: Option<&Path>) -> Outcome<Config> {
 fn no_address_twice(nvme_tcp: &[SocketAddr]) -> Result<(), String> {
     let mut addresses = nvme_tcp.iter().enumerate();
     match addresses.find(|(i, address)| nvme_tcp[..*i].contains(address)) {
-        Some((_, twice)) => Err(format!("[listen] nvme_tcp names {twice} twice")),
+        Some((_, twice)) => Err(format!("[listen] nvme_tcp lists {twice} twice")),
         None => Ok(()),
     }
 }
@@ -271,7 +271,7 @@ fn reactors(stated: Option<u16>, cpus: &[u16]) -> Result<u16, String> {
     }
     if !cpus.is_empty() && cpus.len() != usize::from(reactors) {
         return Err(format!(
-            "[engine] cpus names {} CPUs for {reactors} reactors",
+            "[engine] cpus lists {} CPUs for {reactors} reactors",
             cpus.len()
         ));
     }

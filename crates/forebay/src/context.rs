@@ -27,9 +27,8 @@ impl Context {
             .while_doing("read the answer")?;
         match answer.trim().to_ascii_lowercase().as_str() {
             "y" | "yes" => Ok(()),
-            _ => {
-                Err(Failure::new("nothing was done").hint("say --yes to go on without a question"))
-            }
+            _ => Err(Failure::new("cancelled: nothing was changed")
+                .hint("use --yes to skip the confirmation")),
         }
     }
 }

@@ -47,17 +47,17 @@ fn take_stdin() -> Outcome<OwnedFd> {
         rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
         Ok(taken)
     };
-    take().while_doing("take the conversation with the daemon from standard input")
+    take().while_doing("take the connection to the daemon from standard input")
 }
 
 pub(crate) fn engine(args: EngineArgs) -> Outcome {
-    forebay_engine::signals::reset().while_doing("forget inherited signals")?;
+    forebay_engine::signals::reset().while_doing("reset inherited signals")?;
     limits::raise();
     #[cfg(feature = "test-device")]
     forebay_xlate::kill::arm_from_environment().map_err(Failure::new)?;
     if let Some(run_dir) = &args.run_dir {
         std::env::set_current_dir(run_dir)
-            .while_doing(format!("go to the folder {}", run_dir.display()))?;
+            .while_doing(format!("change to the folder {}", run_dir.display()))?;
     }
     // The daemon names the devices and has permission.
     #[cfg(feature = "test-device")]

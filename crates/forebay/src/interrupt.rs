@@ -27,7 +27,7 @@ impl Interrupt {
                 SignalKind::terminate(),
                 SignalKind::hangup(),
             ] {
-                signals.push(signal(kind).while_doing("watch for signals")?);
+                signals.push(signal(kind).while_doing("wait for signals")?);
             }
             signals
         };

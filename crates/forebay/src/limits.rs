@@ -42,7 +42,7 @@ const LIMITS: [Limit; 7] = [
     },
     Limit {
         resource: Resource::Fsize,
-        what: "bytes of a file",
+        what: "bytes per file",
         names: ("-f", "LimitFSIZE"),
         needed: BUFFER_BYTES as u64,
         is_lifted: true,
@@ -159,11 +159,11 @@ fn try_threads(
         return Ok(());
     };
     Err(Failure::new(format!(
-        "this process may start only {started} threads, and Forebay needs at least {needed}: {error}"
+        "this process may start only {started} threads, but Forebay needs at least {needed}: {error}"
     ))
     .hint(
-        "raise the limit where this is started: `ulimit -u` in a shell, `LimitNPROC=` or `TasksMax=` in a unit of \
-         systemd; or end other processes of this user",
+        "raise the limit where Forebay is started: `ulimit -u` in a shell, `LimitNPROC=` or `TasksMax=` in a systemd \
+         unit; or stop other processes of this user",
     ))
 }
 
@@ -178,11 +178,11 @@ impl Limit {
             needed => format!("at least {needed}"),
         };
         Err(Failure::new(format!(
-            "this process may have only {current} {}, and Forebay needs {needed}",
+            "this process may have only {current} {}, but Forebay needs {needed}",
             self.what
         ))
         .hint(format!(
-            "raise the limit where this is started: `ulimit {shell}` in a shell, `{unit}=` in a unit of systemd"
+            "raise the limit where Forebay is started: `ulimit {shell}` in a shell, `{unit}=` in a systemd unit"
         )))
     }
 }

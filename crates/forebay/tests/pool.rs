@@ -235,7 +235,7 @@ fn settings_warnings_and_reservations() {
         ),
         (&"stripe".into(), &80.into(), &95.into())
     );
-    daemon.refused(&["pool", "set", "--warn-percent", "96"], "not above");
+    daemon.refused(&["pool", "set", "--warn-percent", "96"], "not be above");
     daemon.json(&["pool", "set", "--warn-percent", "5", "--placement", "fill"]);
     fill(&daemon);
     let pool = daemon.json(&["pool", "show"]);
@@ -292,7 +292,7 @@ fn settings_warnings_and_reservations() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(
         said,
-        "error: 33 MiB can't be reserved for a volume of 32 MiB: no more than its size can be\n\
+        "error: 33 MiB can't be reserved for a volume of 32 MiB: a reservation can't exceed the volume's size\n\
          hint: reserve less, or `full` for all of the volume; `forebay volume resize` makes it \
          larger\n"
     );
@@ -543,7 +543,7 @@ fn a_full_pool_is_called_full_and_errors_are_counted_where_they_belong() {
     ]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{said}");
-    assert!(said.contains("ended with an error"), "{said}");
+    assert!(said.contains("commands failed"), "{said}");
     let failed = errors_of(&daemon);
     assert!(failed[1].1 > 0, "{failed:?}");
     assert!(

@@ -23,22 +23,22 @@ const HUGETLBFS_MAGIC: u64 = 0x958_458f6;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum MapError {
     /// Not a file, or one served by a disk or another process: an access could block.
-    #[error("the descriptor is not of a file in memory (tmpfs, memfd or huge pages)")]
+    #[error("the descriptor is not a file in memory (tmpfs, memfd or huge pages)")]
     NotMemory,
     /// The range is empty or exceeds the address space.
     #[error("the range is empty or too long")]
     BadRange,
     /// The file ends before the range does.
-    #[error("the file ends at {file_bytes}, before its range does")]
+    #[error("the file ends at {file_bytes}, before the end of the range")]
     PastEnd {
         /// The file's size.
         file_bytes: u64,
     },
     /// It overlaps an existing region.
-    #[error("it overlaps memory that is mapped already")]
+    #[error("it overlaps memory that is already mapped")]
     Overlaps,
     /// Too many regions.
-    #[error("there are {limit} regions already")]
+    #[error("there are already {limit} regions")]
     TooMany {
         /// The limit.
         limit: usize,

@@ -114,7 +114,7 @@ impl GuestRegion {
 
 /// Removed regions.
 #[derive(Debug, Default)]
-#[must_use = "whoever took them away waits until nobody uses them"]
+#[must_use = "the caller must wait until the removed regions are unused"]
 pub struct Retired {
     mappings: Vec<Arc<Mapping>>,
     regions: usize,

@@ -31,7 +31,7 @@ impl fmt::Display for NqnError {
             Self::Empty => "the NQN is empty",
             Self::TooLong => "the NQN is longer than 223 bytes",
             Self::NotTerminated => "the NQN field has no terminating zero",
-            Self::BadCharacter => "the NQN holds a character that is not printable UTF-8",
+            Self::BadCharacter => "the NQN contains a character that is not printable UTF-8",
             Self::BadForm => "the NQN is not of the form nqn.yyyy-mm.domain",
         })
     }

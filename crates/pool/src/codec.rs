@@ -40,7 +40,7 @@ pub(crate) fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
             }
         }
         Some((version, _)) => Err(wrong(&format!(
-            "version {version}, this Forebay reads {VERSION}"
+            "it has version {version}, but this Forebay reads {VERSION}"
         ))),
         None => Err(wrong("it is empty")),
     }
@@ -67,7 +67,7 @@ pub(crate) fn decode_export(bytes: &[u8]) -> Result<ExportRecord> {
             let record: ExportRecord = decode(&known)?;
             match record.frontend {
                 Frontend::VhostUser { queues, .. } if !(1..=MAX_VM_QUEUES).contains(&queues) => {
-                    Err(wrong("a machine with no queues, or too many"))
+                    Err(wrong("a VM disk has no queues, or too many"))
                 }
                 _ => Ok(record),
             }
@@ -94,7 +94,9 @@ pub(crate) fn encode_states(states: &[u8]) -> Result<Vec<u8>> {
 
 /// The length of `states` is the chunk's number of extents.
 pub(crate) fn decode_states(bytes: &[u8], states: &mut [u8]) -> Result<()> {
-    let form = *bytes.get(1).ok_or_else(|| wrong("states without a form"))?;
+    let form = *bytes
+        .get(1)
+        .ok_or_else(|| wrong("the states have no form"))?;
     if form == 0 {
         let (_, runs): (u8, Vec<(u8, u16)>) = decode(bytes)?;
         let mut at = 0usize;
@@ -237,7 +239,7 @@ pub(crate) fn decode_map(bytes: &[u8]) -> Result<Vec<MapRun>> {
     let [version, low, high, columns, device, width, lowest_width] = *head;
     if version != VERSION {
         return Err(wrong(&format!(
-            "version {version}, this Forebay reads {VERSION}"
+            "it has version {version}, but this Forebay reads {VERSION}"
         )));
     }
     let rows = usize::from(u16::from_le_bytes([low, high]));

@@ -36,7 +36,7 @@ pub(crate) fn guarded<T>(work: impl FnOnce() -> Result<T>) -> Result<T> {
     CATCHING.set(before);
     result.unwrap_or_else(|panic| {
         Err(PoolError::damaged(format!(
-            "the pool's catalog is no database of Forebay's, or is damaged: {}",
+            "the pool's catalog is not a Forebay database, or is damaged: {}",
             text(panic.as_ref())
         )))
     })

@@ -60,7 +60,7 @@ fn lay_out(
     }
     if extents > MAX_DEVICE_EXTENTS {
         return Err(PoolError::invalid(format!(
-            "{what} has room for {extents} extents of {}; {MAX_DEVICE_EXTENTS} are the most: \
+            "{what} has room for {extents} extents of {}, but {MAX_DEVICE_EXTENTS} is the maximum: \
              use larger extents, or a part of the device",
             format_bytes(extent_bytes)
         )));

@@ -161,7 +161,7 @@ fn a_pool_opens_with_a_device_missing_and_the_copy_comes_back() {
         }
         let error = error(open_on(&power, &[0, 1]));
         assert_eq!(error.kind, ErrorKind::Damaged);
-        assert!(error.message.contains("without each other"), "{error}");
+        assert!(error.message.contains("have diverged"), "{error}");
         assert_eq!(
             open_on(&power, &[0])
                 .unwrap()
@@ -236,7 +236,7 @@ fn devices_that_moved_are_known_and_those_of_two_pools_are_refused() {
         opened
             .notes
             .iter()
-            .filter(|note| note.contains("is at moved:"))
+            .filter(|note| note.contains("is now at moved:"))
             .count(),
         2
     );
@@ -324,7 +324,7 @@ fn a_device_is_added_and_gets_a_copy() {
         opened
             .notes
             .iter()
-            .any(|note| note.contains("was not finished"))
+            .any(|note| note.contains("did not finish"))
     );
     assert_eq!(
         copies(&opened.catalog),

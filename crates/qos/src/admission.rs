@@ -109,7 +109,7 @@ impl std::fmt::Display for Refused {
             } => {
                 write!(
                     f,
-                    "this base needs {needed_percent:.1} % of the node's {}, and {left_percent:.1} % is not promised yet: ",
+                    "this base needs {needed_percent:.1} % of the node's {}, but only {left_percent:.1} % is not yet promised: ",
                     resource.name()
                 )?;
                 if fits.iops < LEAST.iops || fits.bytes < LEAST.bytes {

@@ -145,7 +145,7 @@ impl std::fmt::Display for BadBudget {
                 most,
             } => write!(
                 f,
-                "{} of {value} does not fit: {least} to {most} does",
+                "{} of {value} is out of range: use {least} to {most}",
                 field.name()
             ),
             Self::BaseOverBurst { field, base, burst } => write!(
@@ -155,8 +155,8 @@ impl std::fmt::Display for BadBudget {
             ),
             Self::VolumesOverTenant { field, value, left } if *left < field.range().0 => write!(
                 f,
-                "{} of {value} for this volume does not fit: its tenant has {left} left for volumes, which is less than any base: \
-                 leave the volume's base out, to limit it only, or raise the tenant's",
+                "{} of {value} for this volume does not fit: its tenant has {left} left for volumes, which is less \
+                 than the minimum base: leave the volume's base out, to limit it only, or raise the tenant's",
                 field.name()
             ),
             Self::VolumesOverTenant { field, value, left } => write!(
@@ -261,18 +261,18 @@ mod tests {
         );
         assert_eq!(
             said(|b| b.base.iops = 0),
-            "base IOPS of 0 does not fit: 10 to 20000000 does"
+            "base IOPS of 0 is out of range: use 10 to 20000000"
         );
         assert_eq!(
             said(|b| b.burst.bytes = u64::MAX),
             format!(
-                "burst bytes/s of {} does not fit: 65536 to 100000000000 does",
+                "burst bytes/s of {} is out of range: use 65536 to 100000000000",
                 u64::MAX
             )
         );
         assert_eq!(
             said(|b| b.how = Burst::Credit { seconds: 0 }),
-            "credit seconds of 0 does not fit: 1 to 604800 does"
+            "credit seconds of 0 is out of range: use 1 to 604800"
         );
     }
 

@@ -37,7 +37,9 @@ impl TryFrom<u8> for Spread {
         match byte {
             0 => Ok(Self::OneToOne),
             2 => Ok(Self::OneToN),
-            byte => Err(format!("{byte} is no way to spread queues over reactors")),
+            byte => Err(format!(
+                "{byte} is not a way to spread queues over reactors"
+            )),
         }
     }
 }

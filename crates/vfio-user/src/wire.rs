@@ -270,9 +270,9 @@ impl fmt::Display for Broken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Short => "a message shorter than its header",
-            Self::Long => "a message longer than any may be",
+            Self::Long => "a message that is too long",
             Self::NotACommand => "a message that is not a command",
-            Self::Version => "no version of the protocol was agreed on",
+            Self::Version => "no protocol version was agreed on",
         })
     }
 }

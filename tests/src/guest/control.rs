@@ -186,7 +186,7 @@ fn read_answers(mut reader: impl BufRead, shared: &Shared) -> Result<()> {
                     state.ended.insert(id, Output { code, text });
                 });
             }
-            _ => bail!("its agent said {line:?}"),
+            _ => bail!("its agent sent {line:?}"),
         }
     }
 }

@@ -229,7 +229,7 @@ fn add_modules(
 /// Kernel Header"): setup_sects (0x1f1), header (0x202), payload_offset (0x248), payload_length
 /// (0x24c).
 fn extract_vmlinux(bzimage: &[u8], work: &Path, to: &Path) -> Result<()> {
-    let payload = payload(bzimage).context("the kernel is no bzImage")?;
+    let payload = payload(bzimage).context("the kernel is not a bzImage")?;
     let program = match payload {
         [0x28, 0xb5, 0x2f, 0xfd, ..] => "zstd",
         [0xfd, b'7', b'z', b'X', ..] => "xz",

@@ -319,8 +319,8 @@ impl Guest {
         self.control.power_off()?;
         match process::wait(&mut self.qemu, POWER_OFF_LIMIT) {
             Ok(status) if status.success() => Ok(()),
-            Ok(status) => Err(self.with_console(anyhow::anyhow!("QEMU ended badly: {status}"))),
-            Err(error) => Err(self.with_console(error.context("the guest does not power off"))),
+            Ok(status) => Err(self.with_console(anyhow::anyhow!("QEMU failed: {status}"))),
+            Err(error) => Err(self.with_console(error.context("the guest did not power off"))),
         }
     }
 
@@ -334,7 +334,7 @@ impl Guest {
         let said = said.unwrap_or_default();
         let error = match said.trim() {
             "" => error,
-            said => error.context(format!("QEMU says:\n{said}")),
+            said => error.context(format!("QEMU's output:\n{said}")),
         };
         error.context(format!(
             "--- the end of the guest's console ---\n{}\n---",
@@ -434,8 +434,8 @@ fn accept(listener: &UnixListener, qemu: &mut Child) -> Result<std::os::unix::ne
             return Ok(listener.accept()?.0);
         }
         if let Some(status) = qemu.try_wait()? {
-            bail!("QEMU ended at once: {status}");
+            bail!("QEMU exited at once: {status}");
         }
     }
-    bail!("QEMU has not opened its control socket within two minutes");
+    bail!("QEMU did not open its control socket within two minutes");
 }

@@ -39,7 +39,7 @@ impl Qmp {
         let answer = self.wait(command, answered)?;
         match answer.get("return") {
             Some(value) => Ok(value.clone()),
-            None => bail!("QEMU refuses {command}: {answer}"),
+            None => bail!("QEMU refused {command}: {answer}"),
         }
     }
 
@@ -52,9 +52,9 @@ impl Qmp {
             self.stream.get_ref().set_read_timeout(Some(left))?;
             line.clear();
             let read = self.stream.read_line(&mut line);
-            let bytes = read.with_context(|| format!("QEMU says nothing of {what}"))?;
+            let bytes = read.with_context(|| format!("QEMU did not report {what}"))?;
             if bytes == 0 {
-                bail!("QEMU ended instead of {what}");
+                bail!("QEMU exited instead of {what}");
             }
             let message: Value = serde_json::from_str(&line).with_context(|| line.clone())?;
             if is_it(&message) {

@@ -67,7 +67,7 @@ impl Uml {
                 return Ok(Some(()));
             }
             let ended = self.child.try_wait()?;
-            ensure!(ended.is_none(), "it ended: {}", self.said());
+            ensure!(ended.is_none(), "it exited: {}", self.said());
             Ok(None)
         })
         .with_context(|| self.said())
@@ -85,7 +85,7 @@ impl Uml {
         let (text, code) = (self.read("out"), self.read("code"));
         match (ended, code.trim().parse()) {
             (Ok(_), Ok(code)) => Ok(Output { code, text }),
-            (ended, _) => bail!("the job came to no end ({ended:?}): {}", self.said()),
+            (ended, _) => bail!("the job did not end ({ended:?}): {}", self.said()),
         }
     }
 

@@ -48,7 +48,7 @@ impl Host {
             match vm::connect(&target, &options) {
                 Ok(disk) => break disk,
                 Err(_) if Instant::now() < until => std::thread::sleep(Duration::from_millis(20)),
-                Err(error) => return Err(error).context("connect to a machine's disk"),
+                Err(error) => return Err(error).context("connect to a VM's disk"),
             }
         };
         let queue = disk.take_queues().pop().context("a disk without queues")?;
@@ -123,7 +123,7 @@ impl Host {
                 queue.poll(done)?;
                 for done in done.drain(..) {
                     if done.ended != DiskStatus::Well {
-                        bail!("a command ended with {:?}", done.ended);
+                        bail!("a command failed: {:?}", done.ended);
                     }
                     slots.push(done.slot);
                 }
@@ -137,7 +137,7 @@ impl Host {
                 queue.poll(done, Wait::Spin, Duration::ZERO)?;
                 for done in done.drain(..) {
                     if !done.status.is_success() {
-                        bail!("a command ended with {:?}", done.status);
+                        bail!("a command failed: {:?}", done.status);
                     }
                     buffers[done.tag as usize] = Some(done.buf);
                     slots.push(done.tag as u16);
@@ -336,7 +336,7 @@ pub(super) fn run(
                 break;
             }
             if now > ended + LIMIT {
-                bail!("{in_flight} commands have not ended");
+                bail!("{in_flight} commands did not complete");
             }
         }
     }

@@ -143,7 +143,7 @@ fn one(
         format!("{way}:{depth}:{seconds}:{}{both}", cost_us * 1000),
     );
     let text = process::text(&mut command, LIMIT)?;
-    parse(&text).with_context(|| format!("no figures in what the engine said:\n{text}"))
+    parse(&text).with_context(|| format!("no figures in the engine's output:\n{text}"))
 }
 
 /// `iops I home H there T busy A B`

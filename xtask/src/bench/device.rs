@@ -25,7 +25,7 @@ type Figures = (f64, f64);
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     if !process::is_installed("fio") {
-        bail!("fio is not installed: `apt install fio`, or your system's equal of it");
+        bail!("fio is not installed: `apt install fio`, or the equivalent of your system");
     }
     let (seconds, pairs) = if options.quick { (1, 4) } else { (2, 12) };
     let program = recording::build_engine()?;
@@ -109,7 +109,7 @@ fn engine(program: &Path, file: &Path, op: &str, depth: u32, seconds: u32) -> Re
     let line = text.lines().find_map(|line| line.split_once("iops "));
     let (iops, ns) = line
         .and_then(|(_, figures)| figures.split_once(" ns "))
-        .with_context(|| format!("no figures in what the engine said:\n{text}"))?;
+        .with_context(|| format!("no figures in the engine's output:\n{text}"))?;
     Ok((iops.parse()?, ns.trim().parse()?))
 }
 

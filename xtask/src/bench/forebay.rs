@@ -130,7 +130,7 @@ impl Forebay {
             }
             if let Some(status) = self.daemon.try_wait()? {
                 let log = std::fs::read_to_string(self.folder.join("daemon.log"))?;
-                bail!("the daemon ended: {status}\n{log}");
+                bail!("the daemon exited: {status}\n{log}");
             }
             if Instant::now() > until {
                 bail!("the daemon was not ready within {} s", LIMIT.as_secs());

@@ -59,7 +59,10 @@ pub(crate) fn run(args: &[String]) -> Result<bool> {
     let bench = BENCHES.iter().find(|(bench, _)| *bench == name);
     let Some((_, bench)) = bench else {
         let names: Vec<&str> = BENCHES.iter().map(|(name, _)| *name).collect();
-        bail!("no benchmark '{name}'; there are: {}", names.join(" "));
+        bail!(
+            "no benchmark '{name}'; the benchmarks are: {}",
+            names.join(" ")
+        );
     };
     if options.release {
         profile::set_release();
@@ -71,7 +74,7 @@ pub(crate) fn run(args: &[String]) -> Result<bool> {
 
 fn parse(args: &[String]) -> Result<(&str, Options)> {
     let mut args = args.iter();
-    let name = args.next().context("which benchmark?")?;
+    let name = args.next().context("name a benchmark")?;
     let mut options = Options::default();
     while let Some(arg) = args.next() {
         match arg.as_str() {
@@ -84,7 +87,7 @@ fn parse(args: &[String]) -> Result<(&str, Options)> {
             "--only" => options.only = Some(args.next().context("--only needs a name")?.clone()),
             other => {
                 bail!(
-                    "unknown argument '{other}'; there are: --quick, --release, --json FILE, --only NAME"
+                    "unknown argument '{other}'; the arguments are: --quick, --release, --json FILE, --only NAME"
                 )
             }
         }

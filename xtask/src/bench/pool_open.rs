@@ -30,7 +30,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     };
     println!("{printed}");
     for line in printed.lines() {
-        let (name, value) = line.split_once(' ').context("a line that is no figure")?;
+        let (name, value) = line.split_once(' ').context("a line without a figure")?;
         summary.put(name, value.trim().parse()?);
     }
     summary.print("pool-open", options.json.as_deref())

@@ -53,5 +53,5 @@ pub(crate) fn build(what: &str, command: &mut Command) -> Result<PathBuf> {
     if !ended.status.success() {
         anyhow::bail!("{what}: {}", ended.status);
     }
-    built.with_context(|| format!("cargo named no program of {what}"))
+    built.with_context(|| format!("cargo built no program of {what}"))
 }

@@ -152,7 +152,7 @@ pub(crate) fn run_instructions(options: &Options) -> Result<()> {
     let version = process::text(Command::new("rustc").arg("--version"), LIMIT)?;
     if changes.is_worse && is_compiler(&version) {
         bail!(
-            "scheduling costs more instructions than it did: make it less, or say why in EXPECTED"
+            "scheduling costs more instructions than before: reduce them, or explain them in EXPECTED"
         );
     }
     Ok(())
@@ -199,7 +199,9 @@ fn is_compiler(version: &str) -> bool {
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     if !process::is_installed("valgrind") {
-        bail!("valgrind is not installed: `apt install valgrind`, or your system's equal of it");
+        bail!(
+            "valgrind is not installed: `apt install valgrind`, or the equivalent of your system"
+        );
     }
     let rounds = if options.quick { 50 } else { 500 };
     let (with, without) = (build(WITH)?, build(WITHOUT)?);
@@ -274,7 +276,7 @@ fn count(program: &Path, test: &str, what: &str) -> Result<u64> {
     let total: u64 = total.context("callgrind counted nothing")?.trim().parse()?;
     if total == 0 {
         bail!(
-            "callgrind did not find what to count in {}",
+            "callgrind did not find the code to count in {}",
             program.display()
         );
     }

@@ -70,7 +70,8 @@ pub(crate) fn perf(
 
 pub(super) fn parse(text: &str) -> Result<Perf> {
     let total = text.lines().find(|line| line.starts_with("Total"));
-    let total = total.with_context(|| format!("no total in what spdk_nvme_perf said:\n{text}"))?;
+    let total =
+        total.with_context(|| format!("no total in the output of spdk_nvme_perf:\n{text}"))?;
     let figures: Vec<f64> = total
         .split_whitespace()
         .filter_map(|word| word.parse().ok())
@@ -88,7 +89,7 @@ pub(super) fn parse(text: &str) -> Result<Perf> {
             mean_us,
             p99_us: p99.unwrap_or(0.0),
         }),
-        _ => bail!("the total has other columns than expected: {total}"),
+        _ => bail!("the total has unexpected columns: {total}"),
     }
 }
 

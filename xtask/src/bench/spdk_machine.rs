@@ -100,7 +100,7 @@ fn huge_pages() -> Result<PathBuf> {
 /// Parses `bdevperf`: total IOPS, MiB/s, failures, timeouts, average, min, max.
 fn parse_bdevperf(text: &str) -> Result<Perf> {
     let total = text.lines().rev().find(|line| line.contains("Total"));
-    let total = total.with_context(|| format!("no total in what bdevperf said:\n{text}"))?;
+    let total = total.with_context(|| format!("no total in the output of bdevperf:\n{text}"))?;
     let figures: Vec<f64> = total
         .split_whitespace()
         .filter_map(|word| word.parse().ok())
@@ -118,7 +118,7 @@ fn parse_bdevperf(text: &str) -> Result<Perf> {
             mean_us,
             p99_us: p99.unwrap_or(0.0),
         }),
-        _ => bail!("the total has other columns than expected: {total}"),
+        _ => bail!("the total has unexpected columns: {total}"),
     }
 }
 

@@ -33,7 +33,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         forebay.start_again()?;
         while TcpStream::connect(("127.0.0.1", forebay.port)).is_err() {
             if begun.elapsed() > LIMIT {
-                bail!("nobody listened within {} s", LIMIT.as_secs());
+                bail!("nothing listened within {} s", LIMIT.as_secs());
             }
             std::thread::sleep(Duration::from_millis(1));
         }

@@ -110,7 +110,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let program = forebay::build()?;
     let peer = spdk::folder();
     if peer.is_none() {
-        println!("SPDK_DIR names no built SPDK: the comparison with it is left out");
+        println!("SPDK_DIR names no built SPDK: skipping the comparison with it");
     }
     let (seconds, rounds) = if options.quick { (1, 1) } else { (4, 3) };
     let mut summary = Summary::default();

@@ -67,7 +67,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let program = forebay::build()?;
     let fio = process::is_installed("fio");
     if !fio {
-        println!("fio is not installed: the comparison with it is left out");
+        println!("fio is not installed: skipping the comparison with it");
     }
     let (rounds, divisor) = if options.quick { (1, 8) } else { (5, 1) };
     let mut runs: BTreeMap<(&str, &str), Vec<Run>> = BTreeMap::new();
@@ -209,7 +209,7 @@ impl Place {
                     place.loop_device = Some(place.spec.clone());
                 }
                 Err(error) => {
-                    println!("no loop device, so no figures of a block device: {error:#}");
+                    println!("no loop device, so no figures for a block device: {error:#}");
                     return Ok(None);
                 }
             }
@@ -317,7 +317,7 @@ fn bare(place: &Place, bytes: u64, once_per: u64) -> Result<Run> {
     let report: serde_json::Value = serde_json::from_str(&text?)?;
     let write = &report["jobs"][0]["write"];
     if write["total_ios"].as_u64() != Some(bytes / once_per) {
-        bail!("fio did not write what it was told: {write}");
+        bail!("fio did not write everything: {write}");
     }
     Ok(Run {
         iops: write["iops"].as_f64().context("no iops in fio's report")?,

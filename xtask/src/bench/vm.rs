@@ -101,11 +101,11 @@ fn run(kind: Kind, options: &Options) -> Result<()> {
     let peer = spdk::folder();
     let mut client_of_spdk = peer.is_some();
     if peer.is_none() {
-        println!("SPDK_DIR names no built SPDK: the comparison with it is left out");
+        println!("SPDK_DIR names no built SPDK: skipping the comparison with it");
     }
     let has_qsd = kind == Kind::Vhost && process::is_installed(QSD);
     if kind == Kind::Vhost && !has_qsd {
-        println!("{QSD} is not installed (package qemu-utils): the comparison is left out");
+        println!("{QSD} is not installed (package qemu-utils): skipping the comparison");
     }
     let (seconds, rounds) = if options.quick { (1, 1) } else { (2, 7) };
     let mut summary = Summary::default();
@@ -202,7 +202,7 @@ impl Peers<'_> {
                 match perf(ours.pid(), &ours.socket) {
                     Ok(sample) => put(Side::SpdkToOurs, sample),
                     Err(error) => {
-                        println!("SPDK's client failed, and is left out from here on: {error:#}");
+                        println!("SPDK's client failed, and is skipped from now on: {error:#}");
                         *self.client_of_spdk = false;
                     }
                 }
@@ -461,10 +461,10 @@ pub(super) fn wait_for(socket: &Path, child: &mut Child) -> Result<()> {
     let until = Instant::now() + LIMIT;
     while !socket.exists() {
         if let Some(status) = child.try_wait()? {
-            bail!("it ended at once: {status}");
+            bail!("it exited at once: {status}");
         }
         if Instant::now() > until {
-            bail!("it made no {} within {LIMIT:?}", socket.display());
+            bail!("it did not create {} within {LIMIT:?}", socket.display());
         }
         std::thread::sleep(Duration::from_millis(20));
     }

@@ -29,7 +29,7 @@ pub(super) fn check(sources: &[Source]) -> Vec<String> {
             }
         }
     }
-    super::print("circles of imports", found.len(), "a folder");
+    super::print("import cycles", found.len(), "a folder");
     found
 }
 
@@ -49,7 +49,7 @@ fn describe(files: &[&Source], circle: &[usize]) -> String {
         .iter()
         .map(|&file| files[file].path.display().to_string())
         .collect();
-    format!("a circle of {} files: {}", names.len(), names.join(" "))
+    format!("a cycle of {} files: {}", names.len(), names.join(" "))
 }
 
 /// Each file's imports.
@@ -284,7 +284,7 @@ mod tests {
         let inner = file("a/inner.rs", "use crate::b::B; pub struct A;");
         let circle = file("b/mod.rs", "use crate::a::A; pub struct B;");
         let found = check(&[a, inner, circle]);
-        assert_eq!(found, ["a circle of 2 files: a/inner.rs b/mod.rs"]);
+        assert_eq!(found, ["a cycle of 2 files: a/inner.rs b/mod.rs"]);
     }
 
     #[test]

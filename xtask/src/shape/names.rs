@@ -26,7 +26,7 @@ pub(super) fn check(sources: &[Source]) -> Vec<String> {
         }
     }
     places.retain(|_, places| places.len() > MOST_MEANINGS);
-    let limit = format!("{MOST_MEANINGS} meanings, {MOST_NAMES} may be");
+    let limit = format!("{MOST_MEANINGS} meanings, {MOST_NAMES} are allowed");
     super::print("names of types", places.len(), &limit);
     if places.len() <= MOST_NAMES {
         return Vec::new();

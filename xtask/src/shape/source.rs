@@ -149,6 +149,6 @@ pub(super) fn style(sources: &[Source]) -> Vec<String> {
     let found: Vec<String> = beside
         .map(|source| format!("{}: its folder has no mod.rs", source.path.display()))
         .collect();
-    super::print("first files beside their folders", found.len(), "0");
+    super::print("module files beside their folders", found.len(), "0");
     found
 }

@@ -24,12 +24,12 @@ pub(crate) fn run(args: &[String]) -> Result<bool> {
             "all" => names.extend(all().map(|(name, _)| name)),
             name => match all().find(|(own, _)| *own == name) {
                 Some((own, _)) => names.push(own),
-                None => bail!("no figure '{name}'; there are:\n{}", list()),
+                None => bail!("no figure '{name}'; the figures are:\n{}", list()),
             },
         }
     }
     if names.is_empty() {
-        bail!("which figure? There are:\n{}", list());
+        bail!("name a figure; the figures are:\n{}", list());
     }
     std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     let mut good = true;

@@ -15,7 +15,7 @@ use crate::bench::profile;
 /// Name and title.
 pub(super) const FIGURE: (&str, &str) = (
     "scheduler_time",
-    "how long the end of a window takes, by active tenants (real time, on this machine)",
+    "duration of a window's end, by active tenants (real time, on this machine)",
 );
 const LIMIT: Duration = Duration::from_secs(600);
 
@@ -61,9 +61,9 @@ pub(super) fn make() -> Result<Figure> {
         Claim {
             range: (12.0, 24.0),
             better: Better::Less,
-            why: "What 1024 have does not fit into the caches that hold what 64 have",
+            why: "The data of 1024 tenants does not fit into the caches that hold the data of 64",
             ..claim(
-                "16 times as many take so many times as long",
+                "time for 16 times as many tenants, relative",
                 "linear (16, to within a half)",
                 0.0,
                 at(1024.0) / at(64.0),
@@ -81,7 +81,7 @@ pub(super) fn make() -> Result<Figure> {
         columns: vec!["median".into(), "p99".into()],
         rows,
         claims,
-        assumed: "this machine, one reactor; every other tenant bursts, and something of its waits"
+        assumed: "this machine, one reactor; every other tenant bursts and has waiting commands"
             .into(),
         parameters: values.collect::<Vec<_>>().join(", "),
         ..Figure::default()

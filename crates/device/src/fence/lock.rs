@@ -249,7 +249,7 @@ fn first_lock(
 ) -> Result<Option<(u64, u64)>, FenceError> {
     let mut request = write_lock(at, len);
     fcntl(fd, libc::F_OFD_GETLK, &mut request)
-        .map_err(|errno| io_error(path, "asking for its locks", errno))?;
+        .map_err(|errno| io_error(path, "querying its locks", errno))?;
     if i32::from(request.l_type) == libc::F_UNLCK {
         return Ok(None);
     }
@@ -413,7 +413,7 @@ mod tests {
         claim_for_daemon(daemon.as_fd(), path, None).expect("free");
         let error = claim_for_daemon(second.as_fd(), path, None).expect_err("held");
         assert!(
-            error.to_string().contains("a forebay daemon holds"),
+            error.to_string().contains("a forebay daemon already holds"),
             "{error}"
         );
         take(engine.as_fd(), path, 0).expect("the daemon's byte is no engine's");

@@ -99,15 +99,18 @@ impl std::fmt::Display for Predecessor {
                 is_being_killed: false,
             }) => write!(
                 f,
-                "process {pid} ({name}), engine generation {generation}, runs and holds its lock there: end it if it is left over"
+                "process {pid} ({name}), engine generation {generation}, is running and holds its lock there: end it \
+                if it is left over"
             ),
             Some(HoldingProcess { pid, name, .. }) => write!(
                 f,
-                "process {pid} ({name}), engine generation {generation}, was killed and can't end: the device has not answered its requests"
+                "process {pid} ({name}), engine generation {generation}, was killed but can't exit: the device has \
+                not answered its requests"
             ),
             None => write!(
                 f,
-                "the lock of engine generation {generation} is still there, and no process that can be seen has it: the device has not answered the requests of that engine"
+                "the lock of engine generation {generation} is still held, but no visible process holds it: the \
+                device has not answered that engine's requests"
             ),
         }
     }
@@ -118,7 +121,7 @@ impl std::fmt::Display for Predecessor {
 pub enum FenceError {
     /// Another process holds the lock.
     #[error(
-        "{device}: {holder} holds this device already; stop it, or wait until its last request has ended"
+        "{device}: {holder} already holds this device; stop it, or wait until its last request has finished"
     )]
     Held {
         /// The device's path.
@@ -128,7 +131,8 @@ pub enum FenceError {
     },
     /// A daemon that is being killed is inside a request.
     #[error(
-        "{device}: an earlier daemon was killed while it waited for this device, which has not answered since: it hangs"
+        "{device}: an earlier daemon was killed while it waited for this device; the device has not answered since \
+        and hangs"
     )]
     Hangs {
         /// The device's path.
@@ -136,7 +140,7 @@ pub enum FenceError {
     },
     /// An engine with a higher generation exists: the caller is the old one.
     #[error(
-        "{device}: the newer engine generation {newer} is there, so generation {own} must not start"
+        "{device}: the newer engine generation {newer} already uses it, so generation {own} must not start"
     )]
     NewerEngine {
         /// The device's path.

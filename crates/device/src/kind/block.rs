@@ -85,7 +85,7 @@ fn find_native(info: &DeviceInfo, file: &FileIo) -> Result<Option<Native>, Devic
         return Ok(None);
     };
     let (major, minor) = (rustix::fs::major(rdev), rustix::fs::minor(rdev));
-    let doing = "asking what NVMe namespace it is";
+    let doing = "identifying its NVMe namespace";
     Native::find(major, minor, file.fd())
         .map_err(|errno| DeviceError::from_errno(file.path(), doing, errno))
 }

@@ -132,7 +132,7 @@ fn refuse_unless_allowed(spec: &DeviceSpec) -> Result<(), DeviceError> {
     Err(DeviceError::Unusable {
         path: spec.path().to_owned(),
         what:
-            "a device that fails on purpose is refused; `allow_faulty = true` in [devices] allows it"
+            "a device that fails on purpose is refused; set `allow_faulty = true` in [devices] to allow it"
                 .to_owned(),
     })
 }
@@ -256,7 +256,7 @@ impl Injector {
     fn new(spec: &DeviceSpec) -> Result<Self, DeviceError> {
         let path = spec.path();
         let gate = HangGate::new()
-            .map_err(|errno| DeviceError::from_errno(path, "making an eventfd", errno))?;
+            .map_err(|errno| DeviceError::from_errno(path, "creating an eventfd", errno))?;
         let seed = (spec.options().strip_prefix("seed=")).and_then(|seed| seed.parse().ok());
         Ok(Self {
             switches: Arc::new(Switches {

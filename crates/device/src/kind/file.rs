@@ -251,6 +251,6 @@ fn aligned(room: &mut [u8], len: usize) -> &mut [u8] {
 fn cut_short() -> io::Error {
     io::Error::new(
         io::ErrorKind::UnexpectedEof,
-        "the device ends before its capacity: the file was cut short while open",
+        "the file is shorter than the device's capacity: it was cut short while open",
     )
 }

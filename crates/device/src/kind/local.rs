@@ -76,7 +76,7 @@ impl Local {
         let identity = opening.identity();
         let can_punch = !self.keeps || opening.can_punch(&identity);
         if !can_punch {
-            let note = "space cannot be given back to who is below this device";
+            let note = "freed space cannot be returned to the storage below this device";
             opening.notes.push(note.to_owned());
         }
         let info = DeviceInfo {
@@ -121,13 +121,13 @@ impl<'a> LocalOpening<'a> {
         let fd = opened.map_err(failed("opening it"))?;
         let wanted = StatxFlags::BASIC_STATS | StatxFlags::DIOALIGN;
         let stat = rustix::fs::statx(&fd, c"", AtFlags::EMPTY_PATH, wanted)
-            .map_err(failed("looking at it"))?;
+            .map_err(failed("inspecting it"))?;
         let found = FileType::from_raw_mode(u32::from(stat.stx_mode));
         refuse_type(path, local.node, found)?;
         let mut notes = Vec::new();
         if local.kind == DeviceKind::File && is_in_memory(&fd) {
             let note =
-                "it is a file in memory (tmpfs): what it holds is lost when this machine restarts";
+                "it is a file in memory (tmpfs): its data is lost when this machine restarts";
             notes.push(note.to_owned());
         }
         Ok(Self {
@@ -157,9 +157,9 @@ impl<'a> LocalOpening<'a> {
                 return Err(DeviceError::ReadOnly { path });
             }
             found.block_bytes = rustix::fs::ioctl_blksszget(&self.fd)
-                .map_err(self.failed("asking its block size"))?;
+                .map_err(self.failed("reading its block size"))?;
             found.physical_block_bytes = rustix::fs::ioctl_blkpbszget(&self.fd)
-                .map_err(self.failed("asking its physical block size"))?;
+                .map_err(self.failed("reading its physical block size"))?;
         }
         let mask = StatxFlags::from_bits_retain(self.stat.stx_mask);
         let reported = mask.contains(StatxFlags::DIOALIGN);
@@ -202,7 +202,7 @@ impl<'a> LocalOpening<'a> {
         let path = || self.path.clone();
         let found_bytes = match self.local.node {
             Node::Block => rustix::fs::seek(&self.fd, rustix::fs::SeekFrom::End(0))
-                .map_err(self.failed("asking its size"))?,
+                .map_err(self.failed("reading its size"))?,
             Node::File => {
                 file_limit::check(&self.path, self.stat.stx_size)?;
                 self.stat.stx_size
@@ -227,7 +227,7 @@ impl<'a> LocalOpening<'a> {
             return Err(DeviceError::Unusable {
                 path: path(),
                 what: format!(
-                    "it holds {}; a device needs at least a block and at most 2 EiB",
+                    "it holds {}; a device must hold at least a block and at most 2 EiB",
                     format_bytes(found_bytes)
                 ),
             });
@@ -301,7 +301,7 @@ fn is_read_only(major: u32, minor: u32) -> bool {
 
 pub(crate) fn file_type(path: &Path) -> Result<FileType, DeviceError> {
     let stat = rustix::fs::stat(path)
-        .map_err(|errno| DeviceError::from_errno(path, "looking at it", errno))?;
+        .map_err(|errno| DeviceError::from_errno(path, "inspecting it", errno))?;
     Ok(FileType::from_raw_mode(stat.st_mode))
 }
 
@@ -358,7 +358,7 @@ pub(crate) fn create_file(path: &Path, size_bytes: u64) -> Result<(), DeviceErro
             Errno::FBIG | Errno::INVAL => DeviceError::Unusable {
                 path: path.to_owned(),
                 what: format!(
-                    "its file system allows no file of {}; choose a smaller size",
+                    "its file system does not allow a file of {}; choose a smaller size",
                     format_bytes(size_bytes)
                 ),
             },

@@ -76,7 +76,7 @@ impl BackendKind for NullKind {
 }
 
 fn warn(info: &mut DeviceInfo) {
-    let note = "it keeps no data: what volumes place there is lost, on purpose";
+    let note = "it keeps no data: what volumes write to it is lost, by design";
     info.notes.push(note.to_owned());
 }
 

@@ -75,7 +75,7 @@ pub enum SpecError {
         spec: String,
     },
     /// The path holds a NUL byte.
-    #[error("`{spec}`: the path holds a NUL byte")]
+    #[error("`{spec}`: the path contains a NUL byte")]
     Nul {
         /// The whole text.
         spec: String,

@@ -76,7 +76,7 @@ impl Ring {
         let mut most = [options.iowq_bounded, options.iowq_unbounded];
         submitter
             .register_iowq_max_workers(&mut most)
-            .map_err(error("bounding its worker threads"))?;
+            .map_err(error("limiting its worker threads"))?;
         if !options.iowq_cpus.is_empty() {
             // SAFETY: cpu_set_t is an array of integers; all zeros is the empty set. The filter
             // keeps each number inside. Wrong on a libc whose set isn't plain bits.

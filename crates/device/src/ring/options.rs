@@ -53,7 +53,7 @@ pub enum RingError {
     },
     /// The kernel's release string holds no version.
     #[error(
-        "the kernel's release `{release}` holds no version: Linux {MINIMUM_KERNEL} or newer is needed"
+        "the kernel release `{release}` contains no version number: Linux {MINIMUM_KERNEL} or newer is needed"
     )]
     UnknownKernel {
         /// The string.

@@ -64,12 +64,14 @@ impl TenantSlots {
         for (name, value) in [
             ("device reads", capacity.device_reads_milli),
             ("device writes", capacity.device_writes_milli),
-            ("bytes that come in", capacity.link_in_bytes_s),
-            ("bytes that go out", capacity.link_out_bytes_s),
+            ("incoming bytes", capacity.link_in_bytes_s),
+            ("outgoing bytes", capacity.link_out_bytes_s),
             ("operations", capacity.operations_s),
         ] {
             if value == 0 {
-                return Err(format!("a node that has no {name} admits nothing"));
+                return Err(format!(
+                    "a node whose capacity for {name} is 0 admits no I/O"
+                ));
             }
         }
         // One processor each; helpers' are added while they help.
@@ -141,7 +143,9 @@ impl Control {
         let budgets = &mut self.budgets;
         let Some((_, ledger)) = &budgets.on else {
             return match budget {
-                Some(_) => Err(format!("tenant {id}: a budget without scheduling")),
+                Some(_) => Err(format!(
+                    "tenant {id}: a budget needs scheduling, which is off"
+                )),
                 None => Ok(()),
             };
         };
@@ -175,7 +179,7 @@ impl Control {
             None => {
                 let slot = budgets.free.pop_front();
                 let slot = slot.ok_or_else(|| {
-                    format!("tenant {id}: an engine has at most {MAX_TENANTS} tenants")
+                    format!("tenant {id}: an engine supports at most {MAX_TENANTS} tenants")
                 })?;
                 let known = SlotOwner {
                     slot,
@@ -205,7 +209,7 @@ impl Control {
     ) -> Result<(), String> {
         let budgets = &mut self.budgets;
         if budgets.on.is_none() {
-            return Err(format!("{volume}: a budget without scheduling"));
+            return Err(format!("{volume}: a budget needs scheduling, which is off"));
         }
         if !self.volumes.0.contains_key(&volume) {
             return Err(format!("{volume} is not served"));

@@ -60,7 +60,7 @@ fn open(
     let data_bytes = config.extents.checked_mul(u64::from(config.extent_bytes));
     let needs = data_bytes.and_then(|b| b.checked_add(config.data_offset_bytes));
     let Some(min_capacity_bytes) = needs else {
-        return Err(format!("{}: impossible geometry", config.spec));
+        return Err(format!("{}: invalid geometry", config.spec));
     };
     let options = OpenOptions {
         data_offset_bytes: config.data_offset_bytes,
@@ -164,7 +164,7 @@ impl Devices {
             .name(format!("fence-{}", index.0))
             .spawn(work);
         if let Err(e) = spawned {
-            let why = format!("no thread for the device: {e}");
+            let why = format!("cannot start a thread for the device: {e}");
             let _ = self.sender.send(failed(index, why));
             ring_bell(&*self.bell);
         }
@@ -192,7 +192,7 @@ impl Devices {
 impl Control {
     pub(super) fn set_device(&mut self, request: u64, config: DeviceConfig) {
         let index = config.device;
-        let another = || Err(format!("{index} is another device here"));
+        let another = || Err(format!("{index} is another device in this engine"));
         if let Some(opening) = self.devices.opening.get_mut(&index) {
             if opening.config.uuid == config.uuid && opening.config.extents == config.extents {
                 opening.requests.push(request);

@@ -21,7 +21,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Release;
 
-const NO_DESCRIPTOR: &str = "this engine had no descriptors left";
+const NO_DESCRIPTOR: &str = "this engine ran out of file descriptors";
 
 #[derive(Debug, Default)]
 pub(super) enum Handover {
@@ -90,7 +90,7 @@ impl Control {
                 || !self.sockets.is_empty()
                 || self.has_vms() =>
             {
-                Err("this engine serves already".to_string())
+                Err("this engine is already serving".to_string())
             }
             (None, _) => Err("no state region came".to_string()),
             (Some(region), memory) => Pending::new(generation, region, memory, blamed),
@@ -180,7 +180,7 @@ impl Control {
             Handover::Converted(inheritance, without, vms) => (inheritance, without, vms),
             other => {
                 self.handover = other;
-                return Err("nothing is converted".to_string());
+                return Err("there is no converted state to resume".to_string());
             }
         };
         self.region.header().resumed.store(1, Release);

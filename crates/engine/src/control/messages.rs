@@ -244,7 +244,7 @@ impl Control {
         if known.is_some_and(|v| v.config == config) {
             return Ok(());
         }
-        let impossible = format!("{id}: impossible geometry: {config:?}");
+        let impossible = format!("{id}: invalid geometry: {config:?}");
         let volume = match known {
             Some(known) => known.grown(config),
             None => Volume::new(config),

@@ -148,7 +148,7 @@ impl Control {
     ) -> Result<(), String> {
         let known = self.lanes.exports.get(&export);
         if !known.is_some_and(|known| known.config.frontend.is_vm()) {
-            return Err("there is no such export of a machine".to_string());
+            return Err("there is no such VM export".to_string());
         }
         let before = self.vms.listeners.get(&export).map(|l| &l.fd);
         let Some(fd) = fd else {
@@ -221,7 +221,7 @@ impl Control {
             let reported = known.turned_away.add(Instant::now());
             self.vms.closer.close_suspect(fd);
             if let Some(count) = reported {
-                let why = "a second machine was turned away: one is connected, and a socket serves one at a time";
+                let why = "a second VM was refused: one is already connected, and a socket serves one at a time";
                 self.vm_refused(export, why.to_string(), count);
             }
             return;
@@ -234,7 +234,7 @@ impl Control {
         let file = made.and_then(|file| Ok((file.fd().try_clone_to_owned()?, file)));
         let Ok((held, file)) = file else {
             self.vms.closer.close_suspect(fd);
-            let why = "it was turned away: there is no memory or descriptor for it";
+            let why = "it was refused: no memory or file descriptor is left for it";
             self.vm_refused(export, why.to_string(), 1);
             return;
         };
@@ -407,7 +407,7 @@ pub(super) fn convert(
         let lane = lane.filter(|lane| lane.served.config.frontend.is_vm());
         let Some(lane) = lane else {
             let fd = fds.map(|[fd, _]| fd);
-            let why = Closing("its export is not served any more");
+            let why = Closing("its export is no longer served");
             converted.closed.push((socket, export, fd, why));
             continue;
         };
@@ -419,11 +419,11 @@ pub(super) fn convert(
             Some([fd, file]) if complete => (
                 Some(fd),
                 VmFile::adopt(file, export, config.frontend.word())
-                    .map_err(|_| Closing("its machine file is damaged")),
+                    .map_err(|_| Closing("its saved state is damaged")),
             ),
             fds => {
                 let fd = fds.map(|[fd, _]| fd);
-                (fd, Err(Closing("this engine had no descriptors left")))
+                (fd, Err(Closing("this engine ran out of file descriptors")))
             }
         };
         match (fd, adopted) {

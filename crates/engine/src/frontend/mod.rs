@@ -70,7 +70,7 @@ fn vms(index: FrontendIndex, parts: &mut FrontendParts) -> Option<Box<dyn Fronte
 
 pub(crate) fn vm_protocol(turn: &mut Turn<'_>) -> Result<Box<dyn Protocol>, Closing> {
     match turn.client.export().frontend {
-        Kind::NvmeTcp => Err(Closing("its export is none of a machine")),
+        Kind::NvmeTcp => Err(Closing("its export is not a VM export")),
         Kind::NvmePcie { .. } => Ok(Box::new(vfio_user::Pcie::new(turn)?)),
         Kind::VhostUser { queues, .. } => Ok(Box::new(vhost_user::Vhost::new(turn, queues)?)),
     }

@@ -41,7 +41,7 @@ pub(super) fn split(items: &[Extent], tx_at: u64, accepted: u64) -> Result<Sent,
     if items.first().is_some_and(|item| item.start > accepted)
         || items.is_empty() && tx_at != accepted
     {
-        return Err(Damage("more is sent than was published"));
+        return Err(Damage("more was sent than was published"));
     }
     let mut sent = Sent {
         items: 0,
@@ -50,7 +50,7 @@ pub(super) fn split(items: &[Extent], tx_at: u64, accepted: u64) -> Result<Sent,
     };
     for item in items {
         if item.start != published || item.len == 0 {
-            return Err(Damage("items don't lie end to end"));
+            return Err(Damage("items are not contiguous"));
         }
         published = item.end()?;
         if published <= accepted {

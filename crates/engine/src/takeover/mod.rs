@@ -85,7 +85,7 @@ impl Pending {
         let memory = memory.ok_or("the state region came without its memory")?;
         let memory = OldMemory::adopt(memory).map_err(|e| e.to_string())?;
         if region.header().generation.load(Relaxed) != generation {
-            return Err("the state region is another engine's".into());
+            return Err("the state region belongs to another engine".into());
         }
         forebay_xlate::kill_point!("over.adopted");
         Ok(Self {

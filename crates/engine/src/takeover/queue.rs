@@ -18,7 +18,7 @@ use forebay_xlate::boundary::region::{
     Asked, AskedAt, CommandStage, MAX_QUEUE_ENTRIES, R2T_PART_BYTES, RECEIVE_BYTES,
 };
 
-const BEYOND: Damage = Damage("data beyond its buffer");
+const BEYOND: Damage = Damage("data is larger than its buffer");
 
 #[derive(Debug)]
 pub(super) struct Converted {
@@ -60,7 +60,7 @@ pub(super) fn convert_queue(
     if old.data.begin <= taken && taken < old.data.end {
         let command = (commands.iter_mut())
             .find(|c| c.slot == old.data.slot)
-            .ok_or(Damage("data of no command"))?;
+            .ok_or(Damage("data belongs to no command"))?;
         data = within(
             old,
             command,
@@ -73,14 +73,14 @@ pub(super) fn convert_queue(
     let in_socket = taken.saturating_sub(facts.consumed);
     // Only a Connect is recorded before it is read.
     if in_socket > 0 && (number != 1 || !commands.is_empty() || facts.consumed != 0) {
-        return Err(Damage("more is taken than was read"));
+        return Err(Damage("more was taken than was read"));
     }
     let mut unread = Vec::new();
     if in_socket == 0 {
         let stretches: Vec<Stretch> = [old.kept, old.received].into_iter().flatten().collect();
         let len = facts.consumed - taken;
         if len > RECEIVE_BYTES as u64 {
-            return Err(Damage("more unread bytes than are ever kept"));
+            return Err(Damage("there are more unread bytes than can be kept"));
         }
         unread.resize(len as usize, 0);
         gather(taken, &stretches, memory, &mut unread)?;
@@ -129,12 +129,12 @@ impl Answers {
             let of = of
                 .get_mut(usize::from(slot))
                 .filter(|of| **of == 0)
-                .ok_or(Damage("a command that is answered twice"))?;
+                .ok_or(Damage("a command is answered twice"))?;
             *of = if i < sent { 1 } else { 2 };
             let known = old.commands.iter().any(|c| c.slot == slot);
             // The slot of a sent answer may be free already.
             if i >= sent && !known {
-                return Err(Damage("an answer to no command"));
+                return Err(Damage("an answer belongs to no command"));
             }
         }
         Ok(Self { of })
@@ -155,7 +155,7 @@ fn position(old: &OldQueue, commands: &[OldCommand], published: u64) -> Result<(
     let (mut taken, mut number) = (old.taken, old.number);
     for pair in commands.windows(2) {
         if pair[0].number >= pair[1].number || pair[0].end >= pair[1].end {
-            return Err(Damage("commands out of order"));
+            return Err(Damage("commands are out of order"));
         }
     }
     let mut ahead = 0;
@@ -165,7 +165,7 @@ fn position(old: &OldQueue, commands: &[OldCommand], published: u64) -> Result<(
             taken = command.end;
             number = number.max(command.number);
         } else if command.number > old.number {
-            return Err(Damage("a command's number"));
+            return Err(Damage("a command's number is invalid"));
         }
     }
     let odd = old.odd;
@@ -176,7 +176,7 @@ fn position(old: &OldQueue, commands: &[OldCommand], published: u64) -> Result<(
         number = number.max(odd.number);
     }
     if ahead > 1 || number > old.number.saturating_add(1) {
-        return Err(Damage("more than one command ahead of the stream"));
+        return Err(Damage("more than one command is ahead of the stream"));
     }
     Ok((taken, number))
 }
@@ -195,7 +195,7 @@ fn within(
     let len = (data.end - data.begin)
         .checked_sub(digest)
         .filter(|len| *len <= u64::from(u32::MAX))
-        .ok_or(Damage("the length of a PDU's data"))?;
+        .ok_or(Damage("the length of a PDU's data is invalid"))?;
     if !command.is_asked() || answered {
         // All data has come.
         *taken = data.end;
@@ -277,7 +277,7 @@ fn next(command: &OldCommand, answered: bool) -> Result<Next, Damage> {
         Some(CommandStage::Kept) => Next::Kept,
         // It cannot be ended before its data has come.
         Some(CommandStage::Asked | CommandStage::AskedInParts) if poisoned => {
-            return Err(Damage("data that kills"));
+            return Err(Damage("a command's data crashed engines repeatedly"));
         }
         Some(CommandStage::Asked | CommandStage::AskedInParts) => {
             let (asked, r2ts) = (command.asked, command.asked_at.r2ts);
@@ -294,7 +294,7 @@ fn next(command: &OldCommand, answered: bool) -> Result<Next, Damage> {
             fenced: devices(command),
         },
         Some(CommandStage::Free) | None => {
-            return Err(Damage("a command's stage"));
+            return Err(Damage("a command's stage is invalid"));
         }
     })
 }
@@ -313,7 +313,7 @@ fn pairs(commands: &[(OldCommand, Next)]) -> Result<(), Damage> {
         let sound = half(second, FUSE_SECOND, number)
             && first.is_some_and(|first| half(first, FUSE_FIRST, number.wrapping_sub(1)));
         if !sound {
-            return Err(Damage("a fused pair"));
+            return Err(Damage("a fused pair is inconsistent"));
         }
     }
     Ok(())

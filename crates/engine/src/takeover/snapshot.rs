@@ -42,15 +42,17 @@ impl OldCommand {
             return Ok(None);
         }
         let number = record.number.load(Relaxed);
-        let state = CommandState::open(word, number).map_err(|_| Damage("a command's state"))?;
+        let state =
+            CommandState::open(word, number).map_err(|_| Damage("a command's state is invalid"))?;
         let (sqe, end) = (record.sqe_words(), record.end.load(Relaxed));
         if CommandRecord::check_of(seed, slot, &sqe, number, end) != record.check.load(Relaxed) {
-            return Err(Damage("a command's check"));
+            return Err(Damage("a command's checksum is wrong"));
         }
         let buffer = match record.buffer.load(Relaxed) {
             0 => None,
             word => Some(
-                BufferRef::of_word(word, seed, slot, number).ok_or(Damage("a command's buffer"))?,
+                BufferRef::of_word(word, seed, slot, number)
+                    .ok_or(Damage("a command's buffer is invalid"))?,
             ),
         };
         Ok(Some(Self {
@@ -148,21 +150,24 @@ impl OldQueue {
         memory: &(impl OldBytes + ?Sized),
         queue: u32,
     ) -> Result<Self, Damage> {
-        let record = (region.queues().get(queue as usize)).ok_or(Damage("no such queue"))?;
+        let record =
+            (region.queues().get(queue as usize)).ok_or(Damage("there is no such queue"))?;
         let key = region.header().key.load(Relaxed);
         let constants = record
             .constants(key, queue)
-            .ok_or(Damage("a queue's constants"))?;
+            .ok_or(Damage("a queue's constants are invalid"))?;
         let entries = constants.identity.entries;
         if entries == 0 || usize::from(entries) > MAX_QUEUE_ENTRIES {
-            return Err(Damage("a queue's entries"));
+            return Err(Damage("a queue's number of entries is invalid"));
         }
         let commands = commands(region, queue)
             .filter_map(|(slot, command)| {
                 let command = command.transpose()?;
                 Some(command.and_then(|command| match command.buffer {
-                    _ if slot >= entries => Err(Damage("a command beyond the queue's entries")),
-                    Some(buffer) if !is_there(memory, buffer) => Err(Damage("a command's buffer")),
+                    _ if slot >= entries => Err(Damage("a command is beyond the queue's entries")),
+                    Some(buffer) if !is_there(memory, buffer) => {
+                        Err(Damage("a command's buffer is invalid"))
+                    }
                     _ => Ok(command),
                 }))
             })
@@ -204,7 +209,7 @@ fn kept(record: &QueueRecord, keep: u32) -> Result<Option<Stretch>, Damage> {
     if kept.bytes == 0 {
         return Ok(None);
     }
-    let damage = Damage("kept bytes");
+    let damage = Damage("the kept bytes are invalid");
     if kept.bytes as usize > KEEP_BYTES {
         return Err(damage);
     }
@@ -235,11 +240,11 @@ fn items(
     queue: u32,
     span: u64,
 ) -> Result<OldItems, Damage> {
-    let span = Span::of_word(span, MAX_LISTS).map_err(|_| Damage("a list of items"))?;
+    let span = Span::of_word(span, MAX_LISTS).map_err(|_| Damage("a list of items is invalid"))?;
     let Some(span) = span else {
         return Ok(OldItems::default());
     };
-    let damage = Damage("an item");
+    let damage = Damage("an item is invalid");
     let seed = Seed::items(region.header().key.load(Relaxed), queue);
     let records = region.items(usize::from(span.list));
     let mut old = OldItems {

@@ -37,7 +37,7 @@ pub(super) fn gather(
     memory: &(impl OldBytes + ?Sized),
     out: &mut [u8],
 ) -> Result<(), Damage> {
-    let nowhere = Damage("unread bytes are nowhere");
+    let nowhere = Damage("unread bytes are missing");
     from.checked_add(out.len() as u64).ok_or(nowhere)?;
     let mut have = 0;
     while have < out.len() {

@@ -48,7 +48,7 @@ impl OwnDaemon {
                 status.daemon_pid,
                 dir.display()
             ))
-            .hint("stop it, or give the demo a folder of its own with --dir"));
+            .hint("stop it, or choose another folder with --dir"));
         }
         let mut port = if is_free(PORT) { PORT } else { free_port()? };
         for _race in 0..PORT_RACES {
@@ -61,7 +61,7 @@ impl OwnDaemon {
             }
         }
         Err(Failure::new(
-            "every port on 127.0.0.1 is taken as soon as it is found free",
+            "each free port on 127.0.0.1 was taken by another program at once",
         ))
     }
 
@@ -69,7 +69,7 @@ impl OwnDaemon {
         let errors_path = dir.join("run/demo-daemon.err");
         let errors =
             File::create(&errors_path).while_doing(format!("create {}", errors_path.display()))?;
-        let program = std::env::current_exe().while_doing("find this program's own file")?;
+        let program = std::env::current_exe().while_doing("find this program's executable")?;
         let mut command = Command::new(program);
         let called = std::env::args()
             .next()
@@ -118,7 +118,7 @@ impl OwnDaemon {
         let started = Instant::now();
         loop {
             interrupt.check()?;
-            self.check("at once")?;
+            self.check("at its start")?;
             if let Ok(status) = self.client.get::<Status>("/v1/status") {
                 self.hold_engine(status.engine_pid);
                 if status.engine_state == EngineState::Running {
@@ -127,7 +127,7 @@ impl OwnDaemon {
             }
             if started.elapsed() > START_TIME_LIMIT {
                 return Err(Failure::new(format!(
-                    "the daemon's engine did not serve within {} s",
+                    "the daemon's engine was not ready within {} s",
                     START_TIME_LIMIT.as_secs()
                 ))
                 .hint("its log is in the folder state/log"));
@@ -147,7 +147,7 @@ impl OwnDaemon {
             .collect();
         let said = &said[said.len().saturating_sub(SAID_LINES)..];
         Err(Failure::new(format!(
-            "the daemon ended {when} ({status}): {}",
+            "the daemon exited {when} ({status}): {}",
             said.join("\n")
         )))
     }
@@ -174,7 +174,7 @@ impl OwnDaemon {
         asked?;
         match ended {
             Some(status) if !status.success() => {
-                Err(Failure::new(format!("the daemon ended with {status}")))
+                Err(Failure::new(format!("the daemon exited with {status}")))
             }
             Some(_) if engine_left => Err(Failure::new("the daemon left its engine running")),
             Some(_) => Ok(()),

@@ -34,7 +34,7 @@ pub(crate) struct DemoArgs {
     /// The daemon's folder
     #[arg(long, value_name = "DIR", default_value = crate::config::DEFAULT_DIR)]
     dir: PathBuf,
-    /// The duration of the mixed load
+    /// The duration of the mixed load in seconds
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: u64,
     /// The data written and verified, over both tenants
@@ -126,7 +126,7 @@ fn run(daemon: &mut OwnDaemon, args: &DemoArgs, interrupt: &Interrupt) -> Outcom
     let bar = progress::steps("writing, verifying");
     let verified = together(jobs.collect(), &bar, &mut || {
         interrupt.check()?;
-        daemon.check("while it was written to")
+        daemon.check("during the writes and their verification")
     });
     bar.finish_and_clear();
     let verified = verified?;
@@ -149,7 +149,7 @@ fn run(daemon: &mut OwnDaemon, args: &DemoArgs, interrupt: &Interrupt) -> Outcom
     let cpu_before = engine_cpu_s(daemon);
     let reports = together(jobs.collect(), &bar, &mut || {
         interrupt.check()?;
-        daemon.check("under the mixed load")
+        daemon.check("during the mixed load")
     });
     let cpu_after = engine_cpu_s(daemon);
     bar.finish_and_clear();
@@ -240,8 +240,7 @@ fn engine_cpu_s(daemon: &OwnDaemon) -> Option<f64> {
 
 fn text(summary: &Summary) -> String {
     let mut text = format!(
-        "{} of random data written at random places of {} volumes; the {} where it is were read back: \
-         all as written\n\n",
+        "{} of random data were written to random offsets of {} volumes; {} were read back and are as written\n\n",
         format_bytes(summary.written_bytes),
         GUESTS.len(),
         format_bytes(summary.read_bytes)

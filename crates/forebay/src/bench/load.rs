@@ -25,7 +25,7 @@ pub(crate) struct LoadArgs {
     /// Another target's address, e.g. 127.0.0.1:4420
     #[arg(long, requires = "nqn", required_unless_present = "export")]
     addr: Option<SocketAddr>,
-    /// Its subsystem's NQN
+    /// The NQN of that target's subsystem
     #[arg(long, requires = "addr", required_unless_present = "export")]
     nqn: Option<String>,
     /// The NQN to connect with
@@ -49,28 +49,28 @@ pub(crate) struct LoadArgs {
     /// Number of I/O queues
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     queues: u16,
-    /// The duration
+    /// The duration in seconds
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
     /// Use only this much of the namespace, from its start
     #[arg(long, value_parser = parse_bytes)]
     span: Option<u64>,
-    /// Access the first block of each such span once, in random order, then end
+    /// Access the first block of each span of this size once, in random order, then end
     #[arg(long, value_parser = parse_bytes)]
     once_per: Option<u64>,
     /// The rate of new commands on each queue
     #[arg(long, value_name = "PER_SECOND", value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
     rate: Option<u32>,
-    /// With --rate: the number of commands begun together
+    /// With --rate: the number of commands started together
     #[arg(long, default_value_t = 1, requires = "rate", value_parser = clap::value_parser!(u16).range(1..))]
     burst: u16,
-    /// Ask for digests of headers and data
+    /// Use header and data digests
     #[arg(long)]
     digests: bool,
-    /// Drive all queues by one thread on this CPU
+    /// Drive all queues from one thread on this CPU
     #[arg(long)]
     cpu: Option<usize>,
-    /// Burn the CPU instead of sleeping between completions
+    /// Poll for completions instead of sleeping
     #[arg(long)]
     spin: bool,
     /// The seed of the random numbers
@@ -104,11 +104,11 @@ impl LoadArgs {
             return Ok((addr, nqn.clone()));
         }
         let export = self.export.as_ref();
-        let name = export.ok_or_else(|| Failure::new("no target is named"))?;
+        let name = export.ok_or_else(|| Failure::new("no target was given"))?;
         let export: Export = context()?.client.get(&route::export(name))?;
         if export.frontend != ExportFrontend::NvmeTcp {
             return Err(Failure::new(format!(
-                "{name} is exported to a machine, not over NVMe/TCP"
+                "{name} is exported to a VM, not over NVMe/TCP"
             )));
         }
         Ok((address(&export)?, export.nqn))
@@ -153,7 +153,7 @@ pub(super) fn address(export: &Export) -> Outcome<SocketAddr> {
     let address = export
         .addresses
         .first()
-        .ok_or_else(|| Failure::new("the daemon listens nowhere for NVMe/TCP"))?;
+        .ok_or_else(|| Failure::new("the daemon has no NVMe/TCP listener"))?;
     address
         .parse()
         .while_doing(format!("use the address {address}"))
@@ -177,15 +177,12 @@ pub(crate) fn load(
 
 pub(super) fn judge(report: &Report) -> Outcome {
     if report.errors > 0 {
-        return Err(Failure::new(format!(
-            "{} commands ended with an error",
-            report.errors
-        )));
+        return Err(Failure::new(format!("{} commands failed", report.errors)));
     }
     if report.ops == 0 {
         return Err(
-            Failure::new(format!("not one command was done in {:.1} s", report.seconds)).hint(
-                "the target took the connection and answered nothing; if it is Forebay, `forebay status` says why",
+            Failure::new(format!("no command completed in {:.1} s", report.seconds)).hint(
+                "the target accepted the connection, but did not answer; if it is Forebay, `forebay status` says why",
             ),
         );
     }
@@ -245,12 +242,12 @@ mod tests {
         };
         assert!(judge(&report(1, 0)).is_ok());
         let said = judge(&report(0, 0)).unwrap_err().to_string();
-        assert!(said.contains("not one command was done"), "{said}");
+        assert!(said.contains("no command completed"), "{said}");
         let said = judge(&report(0, 7)).unwrap_err().to_string();
-        assert!(said.contains("7 commands ended with an error"), "{said}");
+        assert!(said.contains("7 commands failed"), "{said}");
         let text = report(0, 0).text();
         assert!(
-            text.contains("not one command was done") && !text.contains("us CPU"),
+            text.contains("no command completed") && !text.contains("us of CPU"),
             "{text}"
         );
     }

@@ -21,7 +21,7 @@ pub(crate) enum BenchCommand {
     /// Run a load on an NVMe/TCP target
     Load(load::LoadArgs),
     #[command(hide = true)]
-    /// Run a load on a virtual machine's disk: vhost-user-blk, or NVMe over vfio-user
+    /// Run a load on a VM's disk: vhost-user-blk, or NVMe over vfio-user
     Machine(vm::VmArgs),
 }
 

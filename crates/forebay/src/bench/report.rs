@@ -118,13 +118,13 @@ impl Report {
             format_bytes(self.block_bytes.into()),
             self.seconds,
             self.initiator_cpu_us_per_op.map_or_else(
-                || "not one command was done".to_owned(),
-                |us| format!("the initiator itself used {us:.2} us CPU per command")
+                || "no command completed".to_owned(),
+                |us| format!("the initiator used {us:.2} us of CPU time per command")
             )
         ));
         if self.errors > 0 {
             text.push_str(&format!(
-                "{} commands ended with an error, the first: {}\n",
+                "{} commands failed, the first: {}\n",
                 self.errors,
                 self.first_error.as_deref().unwrap_or("unknown")
             ));

@@ -67,7 +67,7 @@ pub(super) fn together<T: Send + 'static>(
             Err(RecvTimeoutError::Timeout) => {}
             Err(RecvTimeoutError::Disconnected) => {
                 return Err(Failure::new(
-                    "a thread ended without a result: this is a bug",
+                    "a thread exited without a result: this is a bug",
                 ));
             }
         }
@@ -77,7 +77,7 @@ pub(super) fn together<T: Send + 'static>(
         }
         if moved.1.elapsed() > STALL_LIMIT {
             return Err(Failure::new(format!(
-                "nothing has moved for {} s",
+                "no progress for {} s",
                 STALL_LIMIT.as_secs()
             )));
         }

@@ -34,7 +34,7 @@ pub(crate) struct VmArgs {
     /// Number of queues
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     queues: u16,
-    /// The duration
+    /// The duration in seconds
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     seconds: u64,
     /// The offset of the used part of the disk
@@ -43,7 +43,7 @@ pub(crate) struct VmArgs {
     /// The size of the used part of the disk
     #[arg(long, value_parser = parse_bytes)]
     span: Option<u64>,
-    /// Drive all queues by one thread on this CPU
+    /// Drive all queues from one thread on this CPU
     #[arg(long)]
     cpu: Option<usize>,
     /// Sleep until an interrupt instead of polling for completions
@@ -55,7 +55,7 @@ pub(crate) struct VmArgs {
     /// Idle milliseconds after each command (with --depth 1)
     #[arg(long, value_name = "MS")]
     pause: Option<u64>,
-    /// Use huge pages for the virtual machine's memory
+    /// Use huge pages for the VM's memory
     #[arg(long)]
     huge_pages: bool,
     /// Packed rings instead of split ones (vhost-user)
@@ -84,7 +84,7 @@ struct VmSocket {
 enum Bells {
     /// In shadow doorbells, if the controller allows them
     Shadow,
-    /// By a message each
+    /// By one message each
     Trapped,
     /// In the shared page of the controller
     Mapped,
@@ -95,7 +95,7 @@ impl VmArgs {
         let target = match (&self.socket.vhost_user, &self.socket.vfio_user) {
             (Some(path), _) => Target::VhostUser(path.clone()),
             (None, Some(path)) => Target::VfioUser(path.clone()),
-            (None, None) => return Err(Failure::new("no socket was named")),
+            (None, None) => return Err(Failure::new("no socket was given")),
         };
         let block_bytes = u32::try_from(self.bs)
             .map_err(|_| Failure::new(format!("--bs {} is too large", self.bs)))?;

@@ -150,11 +150,11 @@ impl Drive {
             } else {
                 let stalled = now.saturating_duration_since(moved);
                 if stalled > POLL && !self.lane.is_open() {
-                    return Err(Failure::new("the engine has hung up"));
+                    return Err(Failure::new("the engine closed the connection"));
                 }
                 if stalled > STALL_LIMIT {
                     return Err(Failure::new(format!(
-                        "no command has ended for {} s",
+                        "no command completed for {} s",
                         STALL_LIMIT.as_secs()
                     )));
                 }
@@ -201,8 +201,7 @@ struct Tcp {
 impl Tcp {
     fn connect(export: &Export) -> Outcome<Self> {
         let address = export.addresses.first();
-        let address =
-            address.ok_or_else(|| Failure::new("the daemon listens nowhere for NVMe/TCP"))?;
+        let address = address.ok_or_else(|| Failure::new("the daemon has no NVMe/TCP listener"))?;
         let address: SocketAddr = address
             .parse()
             .while_doing(format!("use the address {address}"))?;
@@ -215,7 +214,7 @@ impl Tcp {
         let mut session = Session::connect(address, &export.nqn, HOST, &options).map_err(failed)?;
         if session.queue_depth() < usize::from(MOST_DEPTH) {
             return Err(Failure::new(format!(
-                "its queues hold {} commands, not {MOST_DEPTH}",
+                "the queue depth is {}, not {MOST_DEPTH}",
                 session.queue_depth()
             )));
         }
@@ -275,10 +274,7 @@ impl LoadQueue for Tcp {
         polled.map_err(|error| Failure::new(error.to_string()))?;
         for done in self.done.drain(..) {
             if !done.status.is_success() {
-                return Err(Failure::new(format!(
-                    "a command ended with an error: {:?}",
-                    done.status
-                )));
+                return Err(Failure::new(format!("a command failed: {:?}", done.status)));
             }
             if let Some(buffer) = self.buffers.get_mut(done.tag as usize) {
                 *buffer = Some(done.buf);
@@ -350,10 +346,7 @@ impl LoadQueue for VmDisk {
         self.queue.poll(&mut self.done).map_err(failed)?;
         for done in self.done.drain(..) {
             if done.ended != DiskStatus::Well {
-                return Err(Failure::new(format!(
-                    "a command ended with an error: {:?}",
-                    done.ended
-                )));
+                return Err(Failure::new(format!("a command failed: {:?}", done.ended)));
             }
             free.push(done.slot);
         }

@@ -209,7 +209,7 @@ mod tests {
         // Two reactors do twice as much; the device must not limit them.
         let unknown = device(&[&of(3000.0, DeviceFit::Unknown), &fast], 2);
         assert_eq!(unknown.ns, [250.0; 6]);
-        assert_eq!(unknown.at_least, [Some(1e6); 6], "as was seen");
+        assert_eq!(unknown.at_least, [Some(1e6); 6], "as measured");
         let deeper = device(&[&of(2000.0, DeviceFit::Deeper), &fast], 2);
         assert_eq!((deeper.ns, deeper.at_least), ([2000.0; 6], [Some(5e5); 6]));
         let both = device(&[&slow, &of(2000.0, DeviceFit::Deeper)], 2);

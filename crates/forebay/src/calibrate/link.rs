@@ -190,7 +190,7 @@ mod tests {
         assert_eq!(of_one("eth3"), Some(125_000_000));
         assert_eq!(of_one("vlan5"), Some(25_000_000_000 / 8));
         assert_eq!(of_one("br0"), Some(26_000_000_000 / 8));
-        assert_eq!(of_one("tun0"), None, "nobody knows");
+        assert_eq!(of_one("tun0"), None, "unknown");
         assert_eq!(of_one("none"), None);
         // A cycle.
         std::fs::create_dir_all(folder.join("loop0/lower_loop0")).unwrap();

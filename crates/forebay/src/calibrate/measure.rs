@@ -68,8 +68,8 @@ struct Seen {
 fn poll(client: &Client) -> Outcome<Seen> {
     let stats: Stats = client.get("/v1/stats")?;
     let engine = stats.engine.as_ref();
-    let engine =
-        engine.ok_or_else(|| Failure::new("no engine runs").hint("`forebay status` says why"))?;
+    let engine = engine
+        .ok_or_else(|| Failure::new("no engine is running").hint("`forebay status` says why"))?;
     let mut seen = Seen {
         generation: stats.generation,
         working_ns: engine.working_ns,
@@ -133,7 +133,7 @@ pub(super) fn measure(
     }
     if driven.is_empty() {
         return Err(Failure::new(format!(
-            "no frontend can be driven: {}",
+            "no frontend could be measured: {}",
             left_out.join("; ")
         )));
     }
@@ -220,14 +220,15 @@ pub(super) fn refuse_load(client: &Client, plan: &MeasurePlan) -> Outcome {
     let each_second = others as f64 / begun.elapsed().as_secs_f64();
     if each_second > QUIET as f64 {
         return Err(disturbed(format!(
-            "others' exports are under load: {each_second:.0} commands a second"
+            "other exports are under load: {each_second:.0} commands per second"
         )));
     }
     Ok(())
 }
 
 fn disturbed(what: String) -> Failure {
-    Failure::new(what).hint("wait until they are idle, or say --anyway: costs will be too high")
+    Failure::new(what)
+        .hint("wait until they are idle, or use --anyway; the costs will then be too high")
 }
 
 struct Ran {
@@ -250,13 +251,15 @@ fn run(client: &Client, drive: &mut Drive, load: &Load, plan: &MeasurePlan) -> O
     let counted = drive.load(load)?;
     let after = poll(client)?;
     if after.generation != before.generation {
-        return Err(Failure::new("the engine was replaced meanwhile").hint("try again"));
+        return Err(
+            Failure::new("the engine was replaced during the measurement").hint("try again"),
+        );
     }
     let ops = counted.ops.max(1);
     let others = after.others.wrapping_sub(before.others);
     if !plan.anyway && others > (ops / OTHERS_PART).max(10) {
         return Err(disturbed(format!(
-            "others' exports were used meanwhile: {others} commands beside our {ops}"
+            "other exports were used during the measurement: {others} commands, beside the {ops} measured ones"
         )));
     }
     let elapsed_ns = counted.elapsed.as_nanos() as f64;

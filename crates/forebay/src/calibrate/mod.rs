@@ -37,7 +37,7 @@ pub(crate) struct CalibrateArgs {
     /// Measure for a few seconds only, as a trial
     #[arg(long, conflicts_with = "seconds")]
     quick: bool,
-    /// The approximate duration
+    /// The approximate duration in seconds
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u64).range(5..=3600))]
     seconds: u64,
     /// Measure even if other exports are under load; the costs will be too high
@@ -117,9 +117,9 @@ pub(crate) fn calibrate(context: &Context, args: &CalibrateArgs) -> Outcome {
 }
 
 fn note(found: &Calibration) -> String {
-    let mut note = format!("rounds up to {:.0} % apart", found.noise * 100.0);
+    let mut note = format!("the rounds differ by up to {:.0} %", found.noise * 100.0);
     if !found.left_out.is_empty() {
-        note.push_str("; not every frontend could be driven");
+        note.push_str("; some frontends could not be measured");
     }
     if let Some(at_least) = at_least_text(&found.device_at_least) {
         note.push_str(&format!("; {at_least}"));
@@ -132,14 +132,14 @@ fn at_least_text(found: &[AtLeast]) -> Option<String> {
         let of = found.iter().filter(|of| of.operation == operation);
         let sizes = of.map(|of| format!("{} of {}", of.per_second, format_bytes(of.bytes.into())));
         let sizes: Vec<String> = sizes.collect();
-        (!sizes.is_empty()).then(|| format!("{name} a second: {}", sizes.join(", ")))
+        (!sizes.is_empty()).then(|| format!("{name} per second: {}", sizes.join(", ")))
     };
     let all = [
         of(CostOperation::Read, "reads"),
         of(CostOperation::Write, "writes"),
     ];
     let all: Vec<String> = all.into_iter().flatten().collect();
-    (!all.is_empty()).then(|| format!("device not at its limit: at least {}", all.join("; ")))
+    (!all.is_empty()).then(|| format!("the device was not saturated: at least {}", all.join("; ")))
 }
 
 fn store(client: &Client, found: &Calibration) -> Outcome {
@@ -187,8 +187,8 @@ fn wait_for_engine(client: &Client) -> Outcome<u32> {
         }
         if status.pool.is_none() || Instant::now() > until {
             return Err(
-                Failure::new("no engine runs, so there is nothing to measure")
-                    .hint("make or open a pool first; `forebay status` says how the engine is"),
+                Failure::new("no engine is running, so there is nothing to measure")
+                    .hint("create or open a pool first; `forebay status` shows the engine's state"),
             );
         }
         std::thread::sleep(Duration::from_millis(50));
@@ -336,12 +336,12 @@ fn text(found: &Calibration) -> String {
     }
     if found.noise > NOISY {
         text.push_str(&format!(
-            "\nrounds were up to {:.0} % apart: something else was at work here",
+            "\nthe rounds differ by up to {:.0} %: something else used this node",
             found.noise * 100.0
         ));
     }
     text.push_str(match found.stored {
-        true => "\nstored: `forebay scheduling costs` shows it",
+        true => "\nstored: `forebay scheduling costs` shows the costs",
         false => "\nnothing was stored",
     });
     text
@@ -396,7 +396,8 @@ mod tests {
         assert_eq!(
             text.as_deref(),
             Some(
-                "device not at its limit: at least reads a second: 250000 of 4 KiB, 200000 of 8 KiB; writes a second: 90000 of 4 KiB"
+                "the device was not saturated: at least reads per second: 250000 of 4 KiB, 200000 of 8 KiB; \
+                 writes per second: 90000 of 4 KiB"
             )
         );
         // The API's limit for notes.

@@ -61,11 +61,11 @@ impl Scratch {
         let bytes = bytes.min(pool.free_bytes / PART / volumes);
         if bytes < least {
             return Err(Failure::new(format!(
-                "the pool has {} bytes free: too few to measure in",
+                "the pool has only {} bytes free, which is too little for the calibration",
                 pool.free_bytes
             ))
             .hint(format!(
-                "{} bytes are the least; delete a volume, or add a device",
+                "it needs at least {} bytes; delete a volume, or add a device",
                 least * PART * volumes
             )));
         }
@@ -166,8 +166,11 @@ fn refuse_another(client: &Client) -> Outcome {
         };
         // EPERM means that it is alive too.
         if !matches!(test_kill_process(process), Err(rustix::io::Errno::SRCH)) {
-            let wrong = format!("another calibration (pid {pid}) is at work");
-            let hint = format!("if it is not, delete the volume {TENANT}/{}", volume.name);
+            let wrong = format!("another calibration (pid {pid}) is running");
+            let hint = format!(
+                "if that process is not a calibration, delete the volume {TENANT}/{}",
+                volume.name
+            );
             return Err(Failure::new(wrong).hint(hint));
         }
     }

@@ -9,20 +9,20 @@ use forebay_qos::budget::{LEAST, MOST, MOST_CREDIT_SECONDS};
 #[derive(Debug, Args)]
 pub(crate) struct BudgetArgs {
     /// Base operations per second, available at any time, e.g. 2000 or 20k [default: one for every
-    /// 128 KiB/s of base bandwidth, if stated]
+    /// 128 KiB/s of base bandwidth, if set]
     #[arg(long, value_name = "N|none", value_parser = Amount::iops, allow_negative_numbers = true)]
     pub(crate) base_iops: Option<Amount>,
     /// Base bytes per second, available at any time, e.g. 100M [default: 4 KiB for each base IOPS,
-    /// if stated]
+    /// if set]
     #[arg(long, value_name = "SIZE|none", value_parser = Amount::bandwidth, allow_negative_numbers = true)]
     pub(crate) base_bandwidth: Option<Amount>,
-    /// The most operations per second [default: --base-iops; no limit without that]
+    /// Maximum operations per second [default: --base-iops, else no limit]
     #[arg(long, value_name = "N|none", value_parser = Amount::iops, allow_negative_numbers = true)]
     pub(crate) burst_iops: Option<Amount>,
-    /// The most bytes per second, e.g. 300M [default: --base-bandwidth; no limit without that]
+    /// Maximum bytes per second, e.g. 300M [default: --base-bandwidth, else no limit]
     #[arg(long, value_name = "SIZE|none", value_parser = Amount::bandwidth, allow_negative_numbers = true)]
     pub(crate) burst_bandwidth: Option<Amount>,
-    /// Remove the base and any credit; stated limits stay
+    /// Remove the base and any credit, but keep the limits that were set
     #[arg(long, conflicts_with_all = ["base_iops", "base_bandwidth"])]
     pub(crate) no_base: bool,
     /// Remove the whole budget
@@ -44,12 +44,12 @@ impl Amount {
     }
 
     fn iops_limit(text: &str) -> Result<Self, String> {
-        Self::parse(text, parse_iops).map_err(|error| format!("{error}; or say `none`"))
+        Self::parse(text, parse_iops).map_err(|error| format!("{error}; use `none` for no limit"))
     }
 
     fn bandwidth_limit(text: &str) -> Result<Self, String> {
         let bytes = |text: &str| parse_size(text).map(|size| size.bytes);
-        Self::parse(text, bytes).map_err(|error| format!("{error}; or say `none`"))
+        Self::parse(text, bytes).map_err(|error| format!("{error}; use `none` for no limit"))
     }
 
     fn parse<E>(text: &str, of: impl Fn(&str) -> Result<u64, E>) -> Result<Self, E> {
@@ -63,7 +63,7 @@ impl Amount {
 /// A time in seconds, like `60s`, `10m`, `2h` or `1d`.
 pub(super) fn parse_seconds(text: &str) -> Result<u32, String> {
     let days = MOST_CREDIT_SECONDS / 86_400;
-    let wrong = || format!("a time is written like 60s, 10m, 2h or 1d, and 1s to {days}d fits");
+    let wrong = || format!("a time is written like 60s, 10m, 2h or 1d; the range is 1s to {days}d");
     let end = text.find(|c: char| !c.is_ascii_digit());
     let (number, unit) = text.split_at(end.unwrap_or(text.len()));
     let unit = match unit {
@@ -79,7 +79,7 @@ pub(super) fn parse_seconds(text: &str) -> Result<u32, String> {
 
 /// The daemon checks the range.
 fn parse_rate(text: &str) -> Result<u64, String> {
-    let fits = |error| format!("{error}; {} to {} fits", LEAST.iops, MOST.iops);
+    let fits = |error| format!("{error}; the range is {} to {}", LEAST.iops, MOST.iops);
     parse_iops(text).map_err(fits)
 }
 
@@ -90,7 +90,10 @@ fn parse_bandwidth(text: &str) -> Result<u64, String> {
         Err(SizeError::TooLarge(text)) => format!("`{text}` is too large"),
         Err(error) => error.to_string(),
     };
-    Err(format!("{error}; {} to {} fits", LEAST.bytes, MOST.bytes))
+    Err(format!(
+        "{error}; the range is {} to {}",
+        LEAST.bytes, MOST.bytes
+    ))
 }
 
 fn parse_iops(text: &str) -> Result<u64, String> {
@@ -107,12 +110,12 @@ fn parse_iops(text: &str) -> Result<u64, String> {
 /// JSON has no word for NaN and infinities.
 fn parse_number(text: &str) -> Result<f64, String> {
     let number = text.parse().ok().filter(|number: &f64| number.is_finite());
-    number.ok_or_else(|| "a number is needed".to_owned())
+    number.ok_or_else(|| "expected a number".to_owned())
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum SchedulingCommand {
-    /// Show settings, the node's resources and the promised part
+    /// Show the settings, the node's resources and their promised part
     Show,
     /// Show the cost of I/O on this node, measured or assumed
     Costs {
@@ -138,11 +141,11 @@ pub(crate) struct SchedulingArgs {
     /// How queues are spread over reactors, with or without budgets
     #[arg(long, value_enum)]
     pub(crate) spread: Option<SpreadArg>,
-    /// Promise this multiple of the node's resources; 1 guarantees all bases
+    /// Allow bases that need up to this multiple of the node's resources; 1 guarantees all bases
     #[arg(long, value_name = "N", value_parser = parse_number, allow_negative_numbers = true)]
     pub(crate) oversubscription: Option<f64>,
-    /// The probability that a tenant wants its base at a given time, for the probability of
-    /// interference
+    /// The probability that a tenant needs its base at a given time; the probability of
+    /// interference is calculated from it
     #[arg(long, value_name = "P", value_parser = parse_number, allow_negative_numbers = true)]
     pub(crate) wants_base: Option<f64>,
     /// The number of devices like the measured one that can be read at full speed at once
@@ -151,10 +154,10 @@ pub(crate) struct SchedulingArgs {
     /// The same number for writes
     #[arg(long, value_name = "N", value_parser = parse_number, allow_negative_numbers = true)]
     pub(crate) device_writes: Option<f64>,
-    /// The network's bytes per second in each direction, or `none`
+    /// The network's bytes per second in each direction, or `none` for no limit
     #[arg(long, value_name = "SIZE|none", value_parser = Amount::bandwidth_limit)]
     pub(crate) link_bandwidth: Option<Amount>,
-    /// The most operations per second for the node, or `none`
+    /// Maximum operations per second of the node, or `none`
     #[arg(long, value_name = "N|none", value_parser = Amount::iops_limit)]
     pub(crate) iops_limit: Option<Amount>,
     /// Set a scheduler parameter, or `NAME=default`; may be repeated
@@ -163,7 +166,7 @@ pub(crate) struct SchedulingArgs {
 }
 
 fn parse_param(text: &str) -> Result<(String, Option<f64>), String> {
-    let wrong = || "a parameter is set as NAME=VALUE, or NAME=default".to_owned();
+    let wrong = || "expected NAME=VALUE or NAME=default".to_owned();
     let (name, value) = text.split_once('=').ok_or_else(wrong)?;
     let value = match value {
         "default" => None,
@@ -174,9 +177,9 @@ fn parse_param(text: &str) -> Result<(String, Option<f64>), String> {
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub(crate) enum SpreadArg {
-    /// One reactor serves a queue
+    /// One reactor serves each queue
     OneToOne,
-    /// One reactor serves a queue, and idle reactors help
+    /// One reactor serves each queue, and idle reactors help
     OneToN,
 }
 
@@ -214,11 +217,11 @@ mod tests {
         }
         for overflow in ["99999999999999999999", "9999999999999999M"] {
             let iops = parse_rate(overflow).unwrap_err();
-            assert!(iops.ends_with("10 to 20000000 fits"), "{iops}");
+            assert!(iops.ends_with("10 to 20000000"), "{iops}");
             let bytes = parse_bandwidth(overflow).unwrap_err();
-            assert!(bytes.ends_with("65536 to 100000000000 fits"), "{bytes}");
+            assert!(bytes.ends_with("65536 to 100000000000"), "{bytes}");
             let time = parse_seconds(&format!("{overflow}d")).unwrap_err();
-            assert!(time.ends_with("1s to 7d fits"), "{time}");
+            assert!(time.ends_with("1s to 7d"), "{time}");
         }
         assert_eq!(parse_bandwidth("100MB"), Ok(100_000_000));
         for wrong in ["NaN", "inf", "-inf", "1e999", ""] {
@@ -248,7 +251,7 @@ mod tests {
         let line = "forebay tenant budget a --burst-bandwidth 5M --base-iops 2k";
         let cli = Cli::try_parse_from(line.split(' ')).unwrap();
         let Command::Tenant(TenantCommand::Budget { budget, .. }) = cli.command else {
-            panic!("another command");
+            panic!("not the expected command");
         };
         let stated = (budget.base_iops, budget.base_bandwidth);
         assert_eq!(stated, (Some(Amount(Some(2000))), None));

@@ -20,11 +20,11 @@ fn the_page_of_limits_has_not_drifted() {
     for (what, number) in [
         ("exports", MAX_LANES.to_string()),
         (
-            "controllers (a host has one for each connect)",
+            "controllers (one for each connect of a host)",
             MAX_CONTROLLERS.to_string(),
         ),
         (
-            "queues, that is connections, admin queues included",
+            "queues (connections), including admin queues",
             MAX_QUEUES.to_string(),
         ),
         (
@@ -44,12 +44,12 @@ fn the_page_of_limits_has_not_drifted() {
         ),
         ("bytes of an NQN", NQN_MAX.to_string()),
         (
-            "tenants that have exports, where there are budgets",
+            "tenants with exports, if there are budgets",
             MAX_TENANTS.to_string(),
         ),
         ("IOPS of a base or a burst limit", MOST.iops.to_string()),
         (
-            "bytes a second of a base or a burst limit",
+            "bytes per second of a base or a burst limit",
             MOST.bytes.to_string(),
         ),
         (
@@ -61,7 +61,7 @@ fn the_page_of_limits_has_not_drifted() {
             format!("{} KiB", limits::TRANSFER_BYTES / 1024),
         ),
         (
-            "R2Ts of one command at once, where its host takes several (MAXR2T)",
+            "R2Ts of one command at once, if its host accepts several (MAXR2T)",
             R2T_PARTS.to_string(),
         ),
         (
@@ -74,15 +74,15 @@ fn the_page_of_limits_has_not_drifted() {
             format!("{} KiB", limits::TRANSFER_BYTES / 1024),
         ),
         (
-            "pieces that the data of one command lies in",
+            "memory pieces (scatter/gather) of one command's data",
             limits::PIECES.to_string(),
         ),
         (
-            "commands in hand of one NVMe controller, over all its queues",
+            "commands in flight on one NVMe controller, over all its queues",
             limits::NVME_COMMANDS.to_string(),
         ),
         (
-            "ranges of memory; bytes of them",
+            "memory ranges; their total size",
             format!(
                 "{}; {} TiB",
                 limits::MEMORY_REGIONS,
@@ -90,23 +90,23 @@ fn the_page_of_limits_has_not_drifted() {
             ),
         ),
         (
-            "descriptors that a client has handed over; with one message",
+            "file descriptors passed by a client; in one message",
             format!("{}; {}", limits::DESCRIPTORS, limits::DESCRIPTORS_AT_ONCE),
         ),
         (
-            "what one message may take",
+            "time for one message",
             format!("{} s", limits::MESSAGE_NS / 1_000_000_000),
         ),
         (
-            "a client's answer to a question of ours (memory without a descriptor)",
+            "time for a client's answer to a request by Forebay (memory without a descriptor)",
             format!("{} s", limits::ASK_NS / 1_000_000_000),
         ),
         (
-            "commands at once whose data lie in such memory",
+            "commands at once with data in such memory",
             limits::ASKING.to_string(),
         ),
         (
-            "parts of its memory that are held (`--pinned-memory`); the ring's entries for them",
+            "pinned parts of its memory (`--pinned-memory`); ring entries for them",
             format!("{}; {}", limits::HELD_PARTS, limits::HELD_ENTRIES),
         ),
         (

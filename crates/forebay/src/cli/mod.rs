@@ -43,11 +43,11 @@ pub(crate) struct Cli {
     /// Print JSON
     #[arg(long, global = true)]
     pub(crate) json: bool,
-    /// The daemon's API socket [default: $FOREBAY_SOCKET, else what ./forebay.toml says, else
+    /// The daemon's API socket [default: $FOREBAY_SOCKET, else the one in ./forebay.toml, else
     /// ./var/run/api.sock]
     #[arg(long, global = true, value_name = "PATH")]
     pub(crate) socket: Option<PathBuf>,
-    /// Do not ask for confirmation; only a terminal asks
+    /// Do not ask for confirmation (without a terminal, Forebay never asks)
     #[arg(long, global = true)]
     pub(crate) yes: bool,
     #[command(subcommand)]
@@ -58,7 +58,7 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Run the daemon
     Serve(ServeArgs),
-    /// The pool: devices that together hold volumes
+    /// The pool: the devices that store the volumes
     #[command(subcommand)]
     Pool(PoolCommand),
     /// The pool's devices
@@ -76,34 +76,34 @@ pub(crate) enum Command {
     /// Volumes: logical disks
     #[command(subcommand)]
     Volume(VolumeCommand),
-    /// Exports: volumes served to hosts over NVMe/TCP, or to virtual machines
+    /// Exports: volumes served to hosts over NVMe/TCP, or to VMs
     #[command(subcommand)]
     Export(ExportCommand),
-    /// Show counters of engine, pool and exports
+    /// Show the counters of the engine, the pool and the exports
     Stats,
     /// Show a live view of tenants and volumes
     Top(TopArgs),
     /// Show events: deaths, take-overs, hosts, devices, space, quarantines
     Events(EventsArgs),
-    /// Show the state of daemon and engine
+    /// Show the state of the daemon and the engine
     Status {
-        /// Exit with 0 if all is well, 1 on warnings, 2 if something is not served; deliberate
-        /// configuration does not count
+        /// Exit with 0 if all is well, 1 on warnings, 2 if something is not served; what was
+        /// configured deliberately does not count
         #[arg(long)]
         check: bool,
     },
     /// Benchmarks
     #[command(subcommand)]
     Bench(BenchCommand),
-    /// Measure the cost of I/O on this node. It reads and writes volumes of its own; the node
-    /// should be idle otherwise
+    /// Measure the cost of I/O on this node. It reads and writes temporary volumes; the node
+    /// should be otherwise idle
     Calibrate(CalibrateArgs),
-    /// Replace the running engine by the newly installed program; hosts and virtual machines keep
-    /// their connections
+    /// Replace the running engine with the newly installed program; hosts and VMs keep their
+    /// connections
     Upgrade,
-    /// Stop engine and daemon cleanly; hosts wait until they are served again
+    /// Stop the engine and the daemon cleanly; hosts wait until they are served again
     Shutdown,
-    /// Print a script that completes commands and options in a shell
+    /// Print a completion script for a shell
     Completion {
         /// The shell
         shell: Shell,
@@ -126,14 +126,14 @@ pub(crate) enum Command {
 pub(crate) enum TenantCommand {
     /// Create a tenant
     Create {
-        /// 1 to 63 characters of a-z, 0-9 and -
+        /// The tenant's name: 1 to 63 characters from a-z, 0-9 and -
         name: String,
     },
     /// List the tenants
     List,
-    /// Show one tenant
+    /// Show a tenant
     Show {
-        /// Its name
+        /// The tenant's name
         #[arg(add = names::tenants())]
         name: String,
     },
@@ -146,7 +146,7 @@ pub(crate) enum TenantCommand {
             .multiple(true)
     ))]
     Budget {
-        /// Its name
+        /// The tenant's name
         #[arg(add = names::tenants())]
         name: String,
         #[command(flatten)]
@@ -154,13 +154,13 @@ pub(crate) enum TenantCommand {
         /// Save up to this much unused base as credit, and burst only from credit, e.g. 60s or 10m
         #[arg(long, value_name = "TIME", value_parser = parse_seconds, conflicts_with_all = ["metered", "none"])]
         credit: Option<u32>,
-        /// Burst whenever resources are free, and count use above the base [the default]
+        /// Burst whenever resources are free, and count use above the base [default]
         #[arg(long, conflicts_with = "none")]
         metered: bool,
     },
     /// Delete a tenant without volumes
     Delete {
-        /// Its name
+        /// The tenant's name
         #[arg(add = names::tenants())]
         name: String,
     },
@@ -178,7 +178,7 @@ impl Reserve {
             "full" => Ok(Self::Full),
             size => parse_size(size)
                 .map(Self::Size)
-                .map_err(|error| format!("{error}; or say `full`")),
+                .map_err(|error| format!("{error}; use `full` for the whole size")),
         }
     }
 
@@ -194,12 +194,12 @@ impl Reserve {
 fn parse_block(text: &str) -> Result<u32, String> {
     let size = parse_size(text).map_err(|error| error.to_string())?;
     u32::try_from(size.bytes)
-        .map_err(|_| format!("`{text}` is too large: blocks have 512 or 4096 bytes"))
+        .map_err(|_| format!("`{text}` is too large: a block has 512 or 4096 bytes"))
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum VolumeCommand {
-    /// Create a volume; it takes no space until it is written
+    /// Create a volume; it uses no space until it is written
     Create {
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::new_volumes())]
         volume: VolumeName,
@@ -209,13 +209,13 @@ pub(crate) enum VolumeCommand {
         /// The block size hosts see, 512 or 4096 [default: 4096]
         #[arg(long, value_name = "BYTES", value_parser = parse_block)]
         block_size: Option<u32>,
-        /// Promise this much space: a size, or `full`
+        /// Reserve this much space: a size, or `full`
         #[arg(long, value_name = "SIZE|full", value_parser = Reserve::parse)]
         reserve: Option<Reserve>,
     },
     /// List volumes
     List {
-        /// Only this tenant's
+        /// Only this tenant's volumes
         #[arg(add = names::tenants())]
         tenant: Option<String>,
     },
@@ -224,7 +224,7 @@ pub(crate) enum VolumeCommand {
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::volumes())]
         volume: VolumeName,
     },
-    /// Grow a volume; connected hosts see it
+    /// Grow a volume; connected hosts see the new size
     Resize {
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::volumes())]
         volume: VolumeName,
@@ -232,7 +232,7 @@ pub(crate) enum VolumeCommand {
         #[arg(long, value_parser = parse_size)]
         size: Size,
     },
-    /// Change a volume's reservation of space
+    /// Change a volume's space reservation
     Set {
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::volumes())]
         volume: VolumeName,
@@ -240,7 +240,7 @@ pub(crate) enum VolumeCommand {
         #[arg(long, value_name = "SIZE|full", value_parser = Reserve::parse)]
         reserve: Reserve,
     },
-    /// Set or remove a volume's part of its tenant's budget (QoS)
+    /// Set or remove a volume's own budget, a part of its tenant's (QoS)
     #[command(group(
         ArgGroup::new("what")
             .args(["base_iops", "base_bandwidth", "burst_iops", "burst_bandwidth", "no_base", "none"])
@@ -260,7 +260,7 @@ pub(crate) enum VolumeCommand {
     },
     /// Copy a raw image into an empty volume of at least its size, within the tenant's budget
     Import {
-        /// The image: a file, a block device, or `-` for standard input up to its end
+        /// The image: a file, a block device, or `-` for standard input (until it ends)
         file: PathBuf,
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::volumes())]
         volume: VolumeName,
@@ -268,7 +268,7 @@ pub(crate) enum VolumeCommand {
         #[arg(long)]
         force: bool,
         /// Import the image's bytes unchanged, even if they look like another format or are made
-        /// for other block sizes
+        /// for another block size
         #[arg(long)]
         raw: bool,
     },
@@ -277,24 +277,24 @@ pub(crate) enum VolumeCommand {
     Export {
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::volumes())]
         volume: VolumeName,
-        /// The image: a new file, or `-` for standard output, without holes. Then the result goes
-        /// to standard error, with --json too
+        /// The image: a new file, or `-` for standard output (without holes). With `-`, the result
+        /// goes to standard error, also with --json
         file: PathBuf,
     },
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ExportCommand {
-    /// Serve a volume to hosts over NVMe/TCP, or to a virtual machine as its disk
+    /// Serve a volume to hosts over NVMe/TCP, or to a VM as a disk
     Create(ExportCreateArgs),
     /// List the exports
     List,
-    /// Show an export and how to attach it; TENANT/VOLUME@ID if a volume has several
+    /// Show an export and how to attach it; use TENANT/VOLUME@ID if a volume has several
     Show {
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::exports())]
         volume: VolumeName,
     },
-    /// Change which hosts may connect; refused while a host that loses access is connected
+    /// Change which hosts may connect; refused while a host that would lose access is connected
     #[command(group(
         ArgGroup::new("changes")
             .args(["add_hosts", "remove_hosts", "any_host", "listed_hosts"])
@@ -302,16 +302,16 @@ pub(crate) enum ExportCommand {
             .multiple(true)
     ))]
     Set(ExportSetArgs),
-    /// Serve a quarantined export again; engines died of its commands
+    /// Serve an export again that was quarantined because its commands killed engines
     Resume {
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::exports())]
         volume: VolumeName,
     },
-    /// Delete an export; refused while hosts or a virtual machine are connected
+    /// Delete an export; refused while hosts or a VM are connected
     Delete {
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::exports())]
         volume: VolumeName,
-        /// Delete it even if hosts or a virtual machine are connected; they lose the disk
+        /// Delete it even if hosts or a VM are connected; they lose the disk
         #[arg(long)]
         disconnect_hosts: bool,
     },
@@ -327,30 +327,30 @@ pub(crate) struct ExportCreateArgs {
     /// Let every host connect
     #[arg(long, conflicts_with_all = ["nvme_pcie", "vhost_user"])]
     pub(crate) any_host: bool,
-    /// Serve a virtual machine, as an NVMe disk (vfio-user: QEMU 10.1 or newer)
+    /// Serve a VM, as an NVMe disk (vfio-user: QEMU 10.1 or newer)
     #[arg(long, conflicts_with = "vhost_user")]
     pub(crate) nvme_pcie: bool,
-    /// Poll the doorbells in shared memory: faster for a busy virtual machine, but a core never
-    /// sleeps. Drivers that need mapped doorbells (SPDK's) require it
+    /// Poll the doorbells in shared memory: faster for a busy VM, but a core never sleeps. Drivers
+    /// that need mapped doorbells (such as SPDK's) require it
     #[arg(long, requires = "nvme_pcie")]
     pub(crate) mapped_doorbells: bool,
-    /// Serve a virtual machine, as a virtio disk (vhost-user-blk)
+    /// Serve a VM, as a virtio disk (vhost-user-blk)
     #[arg(long)]
     pub(crate) vhost_user: bool,
     /// The number of request queues of the virtio disk [default: 1]
     #[arg(long, value_name = "N", requires = "vhost_user", value_parser = clap::value_parser!(u16).range(1..=64))]
     pub(crate) queues: Option<u16>,
-    /// State that the virtual machine has no balloon and keeps all of its memory, so that the
-    /// kernel may pin it. Large transfers then cost half as much
+    /// Declare that the VM has no balloon and keeps all of its memory, so that the kernel may pin
+    /// it. Large transfers then cost half as much
     #[arg(long)]
     pub(crate) pinned_memory: bool,
-    /// The path of the virtual machine's Unix socket [default: in the daemon's runtime folder]
+    /// The path of the VM's Unix socket [default: in the daemon's runtime folder]
     #[arg(long, value_name = "PATH")]
     pub(crate) vm_socket: Option<PathBuf>,
-    /// The owner of the virtual machine's socket, e.g. libvirt-qemu:kvm
+    /// The owner of the VM's socket, e.g. libvirt-qemu:kvm
     #[arg(long, value_name = "USER[:GROUP]")]
     pub(crate) owner: Option<String>,
-    /// Allow the volume several exports; each of them needs this option
+    /// Allow several exports of the volume; each of them needs this option
     #[arg(long)]
     pub(crate) shared: bool,
 }
@@ -380,14 +380,14 @@ pub(crate) struct ExportSetArgs {
 pub(crate) enum PortCommand {
     /// List the ports
     List,
-    /// Change how hosts with several paths should use those through this port
+    /// Change how hosts with several paths should use the paths through this port
     Set {
         /// Its address, e.g. 127.0.0.1:4420
         address: SocketAddr,
         /// The state of its paths
         #[arg(value_enum)]
         ana: AnaArg,
-        /// Make even the last accessible port inaccessible; hosts wait for an accessible one
+        /// Make even the last accessible port inaccessible; hosts then wait for an accessible one
         #[arg(long)]
         let_hosts_wait: bool,
     },
@@ -416,17 +416,17 @@ impl From<AnaArg> for AnaState {
 
 #[derive(Debug, Args)]
 pub(crate) struct EventsArgs {
-    /// Continue with new events until interrupted; with `--json`, one object a line
+    /// Keep printing new events until interrupted; with `--json`, one object per line
     #[arg(long)]
     pub(crate) follow: bool,
     /// Only events after this number
     #[arg(long, value_name = "N")]
     pub(crate) after: Option<u64>,
-    /// Only the events of this last period, e.g. 10m, 2h or 1d
+    /// Only the events of the last TIME, e.g. 10m, 2h or 1d
     #[arg(long, value_name = "TIME", value_parser = parse_seconds)]
     pub(crate) since: Option<u32>,
-    /// Only changes through the API: user, object, before and after. They are kept when the daemon
-    /// restarts
+    /// Only changes through the API: user, object, before and after. They survive a restart of the
+    /// daemon
     #[arg(long)]
     pub(crate) audit: bool,
 }
@@ -437,14 +437,14 @@ pub(crate) enum TopOrder {
     Iops,
     /// Bytes per second
     Bytes,
-    /// The latency that 99 of 100 commands do not exceed
+    /// The 99th percentile of the latency
     P99,
     /// Commands in flight
     #[value(alias = "queue")]
     InFlight,
     /// Commands per second that are throttled
     Throttled,
-    /// The name, smallest first
+    /// The name, in alphabetical order
     Name,
 }
 

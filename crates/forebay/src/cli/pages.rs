@@ -20,8 +20,8 @@ const EXIT_STATUS: [(&str, &str); 6] = [
     ("1", "The command failed, or the daemon refused."),
     ("2", "The command line is wrong."),
     ("3", "No daemon answers."),
-    ("4", "What was named does not exist."),
-    ("5", "What was to be made exists already."),
+    ("4", "The named object does not exist."),
+    ("5", "The object to create already exists."),
 ];
 const FILES: [(&str, &str); 4] = [
     ("./forebay.toml", "The configuration, if no other is named."),
@@ -176,7 +176,7 @@ fn configuration_page() -> Vec<u8> {
                 cells.next().unwrap_or_default(),
             );
             if is_title {
-                page.text([roman(format!("Each {key}, and what counts {value}:"))]);
+                page.text([roman(format!("Each {key}, and its value {value}:"))]);
             } else if !key.starts_with('-') {
                 page.control("TP", []);
                 page.text([bold(key)]);
@@ -274,7 +274,7 @@ mod tests {
         assert!(!page.contains("pool.md"), "{page}");
         assert!(!page.contains("\\fBkey"), "{page}");
         assert!(
-            page.contains("Each key, and what counts when it is not there:"),
+            page.contains("Each key, and its value if not set:"),
             "{page}"
         );
     }

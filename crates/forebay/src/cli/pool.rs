@@ -8,21 +8,21 @@ use forebay_device::size::{Size, parse_bytes, parse_size};
 pub(crate) enum PoolCommand {
     /// Create the pool
     Create(PoolCreateArgs),
-    /// Open the pool after a repair, or take missing devices back
+    /// Open the pool after a repair, or reattach missing devices
     Open {
-        /// The new location of a moved device; others are searched at their old location
+        /// The new location of a moved device; the others are expected at their old locations
         #[arg(long = "device", value_name = "SPEC")]
         devices: Vec<String>,
-        /// Accept these devices as they are. A device cut short in use reads as zeros beyond its
+        /// Accept these devices as they are. A device truncated in use reads as zeros beyond its
         /// end. On an older copy, extents without a volume are zero-filled before their next use
         #[arg(long, requires = "devices")]
         force: bool,
-        /// Take over another node's pool; refused while the other's heartbeat continues. Takes 16 s
+        /// Take over another node's pool; refused while that node's heartbeat continues. Takes 16 s
         #[arg(long)]
         take_over: bool,
     },
-    /// Convert the labels of a pool of an older version to the current format; older versions then
-    /// refuse it
+    /// Convert the labels of an older pool to the current format; older versions then can't open
+    /// it
     Upgrade,
     /// Show the pool
     Show,
@@ -34,7 +34,7 @@ pub(crate) enum PoolCommand {
             .multiple(true)
     ))]
     Set(SettingsArgs),
-    /// Check maps and extents while the pool is in use; exit code 1 if something is wrong
+    /// Check maps and extents while the pool is in use; exits with 1 if it finds problems
     Check {
         /// Free leaked extents, and rewrite overwritten labels
         #[arg(long)]
@@ -48,7 +48,7 @@ pub(crate) enum PoolCommand {
         /// Destroy its volumes too; their data is lost
         #[arg(long)]
         delete_volumes: bool,
-        /// Destroy it even if hosts or virtual machines are connected; they lose their disks
+        /// Destroy it even if hosts or VMs are connected; they lose their disks
         #[arg(long)]
         disconnect_hosts: bool,
         /// Forget a pool that cannot be opened; its devices stay unchanged
@@ -77,13 +77,13 @@ impl From<PlacementArg> for Placement {
 
 #[derive(Debug, Clone, Copy, Args)]
 pub(crate) struct SettingsArgs {
-    /// The device for a volume's new extents, if there are several
+    /// How to choose among several devices for a volume's new extents
     #[arg(long, value_enum)]
     pub(crate) placement: Option<PlacementArg>,
-    /// The used space that gives a warning, in percent
+    /// Warn when this percentage of the space is used
     #[arg(long, value_name = "N")]
     pub(crate) warn_percent: Option<u8>,
-    /// The used space that gives an urgent warning, in percent
+    /// Warn urgently when this percentage of the space is used
     #[arg(long, value_name = "N")]
     pub(crate) critical_percent: Option<u8>,
 }
@@ -93,7 +93,7 @@ pub(crate) struct PoolCreateArgs {
     /// A device: file:/path, /path, ram:/path?size=1G or null:/path?size=64G
     #[arg(long = "device", value_name = "SPEC", required = true)]
     pub(crate) devices: Vec<String>,
-    /// Its name
+    /// The pool's name
     #[arg(long, default_value = "pool")]
     pub(crate) name: String,
     /// Use devices that hold other data, which is lost
@@ -102,7 +102,7 @@ pub(crate) struct PoolCreateArgs {
     /// The pool's extent size: 64K to 4M
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
     pub(crate) extent_size: Option<u64>,
-    /// Create missing files, sparse, of --size each
+    /// Create missing files as sparse files of --size each
     #[arg(long)]
     pub(crate) create: bool,
     /// The size of created files, and of ram and null devices without a size
@@ -118,7 +118,7 @@ pub(crate) enum DeviceCommand {
     List,
     /// Show a device, and the volumes with extents on it
     Show {
-        /// Its index in the pool, as `device list` shows it
+        /// The device's index in the pool, as shown by `device list`
         index: u8,
     },
     /// Add a device to the pool while it is in use
@@ -128,7 +128,7 @@ pub(crate) enum DeviceCommand {
         /// Use it even if it holds other data, which is lost
         #[arg(long)]
         force: bool,
-        /// Create a missing file, sparse, of --size
+        /// Create a missing file as a sparse file of --size
         #[arg(long)]
         create: bool,
         /// The size of a created file, or of a ram or null device without a size

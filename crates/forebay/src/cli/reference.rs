@@ -8,14 +8,15 @@ use super::definition;
 const HEAD: &str = "\
 # Commands
 
-This page is generated from the program; `forebay help COMMAND` and `man forebay-COMMAND` say the same. Every
-command takes `--json`, which prints what the API answers, and `--socket PATH`, which says where the daemon is
+This page is generated from the program; `forebay help COMMAND` and `man forebay-COMMAND` show the same text. Every
+command takes `--json`, which prints the API's answer, and `--socket PATH`, which names the daemon's socket
 ([finding the daemon](configuration.md#finding-the-daemon)). Sizes are binary (`512`, `64K`, `1.5G`,
 `10GiB`) or decimal (`500GB`).
 
-A command that fails says why in one line that begins with `error:`, and often what to do in another that begins with
-`hint:`, both on standard error; with `--json`, both are one JSON object there. Its exit code is 1 for a refusal, 2 for wrong
-usage, 3 if the daemon can't be reached, 4 if what is named does not exist, and 5 if it exists already.
+A command that fails prints the reason in a line that begins with `error:`, and often a remedy in a line that begins
+with `hint:`. Both go to standard error; with `--json`, they are one JSON object there. Its exit code is 1 for a
+refusal, 2 for wrong usage, 3 if the daemon can't be reached, 4 if a named object does not exist, and 5 if it already
+exists.
 ";
 
 fn page() -> String {
@@ -85,7 +86,7 @@ fn meaning(arg: &Arg) -> String {
         text.push_str(&format!(": {}", possible.join(", ")));
     }
     if arg.is_required_set() && arg.get_long().is_some() {
-        text.push_str(" (must be given)");
+        text.push_str(" (required)");
     }
     let defaults: Vec<_> = arg
         .get_default_values()
@@ -93,7 +94,7 @@ fn meaning(arg: &Arg) -> String {
         .map(|value| format!("`{}`", value.to_string_lossy()))
         .collect();
     if !defaults.is_empty() {
-        text.push_str(&format!(" (otherwise {})", defaults.join(", ")));
+        text.push_str(&format!(" (default: {})", defaults.join(", ")));
     }
     text
 }

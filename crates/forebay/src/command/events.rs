@@ -67,7 +67,7 @@ fn follow(context: &Context, mut after: Option<u64>, wanted: &Wanted) -> Outcome
     let mut is_away = false;
     loop {
         if list.missed > 0 {
-            eprintln!("{} events were missed: see the daemon's log", list.missed);
+            eprintln!("{} events were missed; see the daemon's log", list.missed);
         }
         for event in list.events.iter().filter(|event| wanted.has(event)) {
             let line = match context.output.json {
@@ -94,7 +94,7 @@ fn follow(context: &Context, mut after: Option<u64>, wanted: &Wanted) -> Outcome
                 }
                 Err(error) => {
                     if !std::mem::replace(&mut is_away, true) {
-                        eprintln!("{error}; asking again");
+                        eprintln!("{error}; retrying");
                     }
                     std::thread::sleep(AGAIN);
                 }

@@ -38,7 +38,7 @@ pub(crate) fn export(context: &Context, command: ExportCommand) -> Outcome {
                 disconnect_hosts: args.disconnect_hosts,
             };
             if args.disconnect_hosts {
-                let question = format!("Disconnect hosts that {} is taken from?", args.volume);
+                let question = format!("Disconnect hosts that lose access to {}?", args.volume);
                 context.confirm(&question)?;
             }
             let export: Export = client.patch(&route::export(&args.volume), &body)?;
@@ -53,8 +53,8 @@ pub(crate) fn export(context: &Context, command: ExportCommand) -> Outcome {
             disconnect_hosts,
         } => {
             context.confirm(&match disconnect_hosts {
-                true => format!("End the export of {volume}, and disconnect its hosts?"),
-                false => format!("End the export of {volume}?"),
+                true => format!("Delete the export of {volume}, and disconnect its hosts?"),
+                false => format!("Delete the export of {volume}?"),
             })?;
             let query = format!("?disconnect_hosts={disconnect_hosts}");
             let done: Done = client.delete(&format!("{}{query}", route::export(&volume)))?;
@@ -71,16 +71,14 @@ fn body(args: ExportCreateArgs) -> Outcome<ExportCreate> {
     };
     let is_vm = frontend != ExportFrontend::NvmeTcp;
     if !is_vm && (args.vm_socket.is_some() || args.owner.is_some()) {
-        return Err(
-            Failure::invalid("only a machine's export has a socket of its own")
-                .hint("say --nvme-pcie or --vhost-user"),
-        );
+        return Err(Failure::invalid("only an export to a VM has a socket")
+            .hint("add --nvme-pcie or --vhost-user"));
     }
     if !is_vm && args.hosts.is_empty() && !args.any_host {
         return Err(
-            Failure::invalid("nobody could connect to this export").hint(
-                "name the hosts with --host NQN (on Linux: cat /etc/nvme/hostnqn), or let \
-             everybody in with --any-host; for a virtual machine say --nvme-pcie or --vhost-user",
+            Failure::invalid("no host could connect to this export").hint(
+                "name the hosts with --host NQN (on Linux: cat /etc/nvme/hostnqn), or allow \
+             every host with --any-host; for a VM, use --nvme-pcie or --vhost-user",
             ),
         );
     }
@@ -121,8 +119,8 @@ fn list(exports: &[Export]) -> String {
                 name(export),
                 export.socket.as_ref().unwrap_or(&export.nqn).clone(),
                 match export.frontend {
-                    ExportFrontend::NvmePcie => "a machine (NVMe)".to_owned(),
-                    ExportFrontend::VhostUser => "a machine (virtio)".to_owned(),
+                    ExportFrontend::NvmePcie => "a VM (NVMe)".to_owned(),
+                    ExportFrontend::VhostUser => "a VM (virtio)".to_owned(),
                     ExportFrontend::NvmeTcp if export.any_host => "any".to_owned(),
                     ExportFrontend::NvmeTcp => export.hosts.len().to_string(),
                 },
@@ -201,7 +199,7 @@ fn show(export: &Export) -> String {
         text.push_str(&format!("quarantined: {reason}\n"));
     }
     if export.internal {
-        text.push_str("internal: an image is moved through this export, which ends with that\n");
+        text.push_str("internal: an image transfer uses this export, and deletes it afterwards\n");
         text.push_str(&warnings(export));
         return text;
     }
@@ -211,10 +209,13 @@ fn show(export: &Export) -> String {
         for command in commands {
             text.push_str(&format!("  {command}\n"));
         }
-        text.push_str(&format!("or everything that this host may use:\n  {all}\n"));
+        text.push_str(&format!(
+            "or all volumes that this host may use:\n  {all}\n"
+        ));
         if all.contains(ANY_ADDRESS) {
             text.push_str(&format!(
-                "{ANY_ADDRESS} is an address of this node that the host reaches: the daemon listens on all of them (`ip address` lists them)\n"
+                "replace {ANY_ADDRESS} by an address of this node that the host can reach; the daemon listens on all \
+                 of them (`ip address` lists them)\n"
             ));
         }
     }

@@ -70,13 +70,15 @@ fn check(context: &Context, repair: bool) -> Outcome {
     if found.clean {
         return Ok(());
     }
-    let failure = Failure::new("something is wrong with the pool");
+    let failure = Failure::new("the pool has problems");
     let mendable = found.problems.iter().any(|problem| problem.repairable);
     Err(if mendable && !repair {
-        failure.hint("`forebay pool check --repair` gives back what has leaked, and writes labels again that something lies over")
+        failure.hint(
+            "`forebay pool check --repair` frees leaked extents, and rewrites overwritten labels",
+        )
     } else {
         failure.hint(
-            "copy what is needed from its volumes, and keep this report for whoever looks into it",
+            "copy the data that you need from its volumes, and keep this report for the analysis",
         )
     })
 }
@@ -89,7 +91,7 @@ fn check_text(found: &CheckResult) -> String {
         (
             "leaked",
             format!(
-                "{} extents, {} given back",
+                "{} extents, {} freed",
                 found.leaked_extents, found.repaired_extents
             ),
         ),
@@ -117,8 +119,8 @@ fn check_text(found: &CheckResult) -> String {
         text.push_str(&format!("and {} more\n", found.problems_left_out));
     }
     text.push_str(match (found.clean, found.repaired_extents) {
-        (true, 0) => "all is well\n",
-        (true, _) => "all is well again\n",
+        (true, 0) => "no problems found\n",
+        (true, _) => "all problems are repaired\n",
         (false, _) => "",
     });
     text
@@ -158,7 +160,7 @@ fn rounded(specs: &[String], size: Option<Size>) -> String {
         let bytes = size.to_blocks(CAPACITY_BLOCK_BYTES);
         if bytes != size.bytes {
             text.push_str(&format!(
-                "\n{} bytes are rounded up to {bytes}, whole blocks of {CAPACITY_BLOCK_BYTES}",
+                "\n{} bytes are rounded up to {bytes}, a multiple of {CAPACITY_BLOCK_BYTES}",
                 size.bytes
             ));
         }
@@ -169,7 +171,7 @@ fn rounded(specs: &[String], size: Option<Size>) -> String {
 fn create(context: &Context, args: PoolCreateArgs) -> Outcome {
     if args.force {
         context.confirm(&format!(
-            "Use {}, whatever is there?",
+            "Use {}, and lose any data on it?",
             args.devices.join(", ")
         ))?;
     }
@@ -201,7 +203,7 @@ fn pool_text(pool: &PoolInfo) -> String {
         (
             "used",
             format!(
-                "{} ({} % with what is promised)",
+                "{} ({} % with promised space)",
                 format_bytes(pool.used_bytes),
                 pool.used_percent
             ),
@@ -281,7 +283,7 @@ pub(crate) fn device(context: &Context, command: DeviceCommand) -> Outcome {
             size,
         } => {
             if force {
-                context.confirm(&format!("Use {spec}, whatever is there?"))?;
+                context.confirm(&format!("Use {spec}, and lose any data on it?"))?;
             }
             let stated = [spec];
             let body = DeviceAdd {

@@ -99,9 +99,9 @@ pub(crate) fn assumed_text(budget: &Budget) -> String {
     let why = match order {
         Ordering::Equal => &*why,
         Ordering::Less => "its burst limit",
-        Ordering::Greater => "the least that a base can have",
+        Ordering::Greater => "the minimum of a base",
     };
-    format!("{what} not stated: the base has {has}, {why}\n")
+    format!("{what} not set: the base has {has}, {why}\n")
 }
 
 fn base_text(base: Option<Rate>) -> String {
@@ -113,7 +113,7 @@ fn base_text(base: Option<Rate>) -> String {
 
 fn limit_text(limit: &Limit) -> String {
     let bandwidth = limit.bytes_s.map(bandwidth);
-    rates_text(limit.iops, bandwidth, "whatever there is")
+    rates_text(limit.iops, bandwidth, "all free resources")
 }
 
 /// IOPS and bandwidth, or `endless` without limits.
@@ -138,7 +138,7 @@ fn time_text(seconds: u32) -> String {
 pub(crate) fn budget_line(budget: &Budget) -> String {
     let (base, limit) = (base_text(budget.base), limit_text(&budget.burst));
     match budget.credit_s.map(time_text) {
-        Some(time) => format!("{base}, bursts to {limit}, out of at most {time} of saved base"),
+        Some(time) => format!("{base}, bursts to {limit}, from at most {time} of saved base"),
         None => format!("{base}, bursts to {limit}, metered"),
     }
 }
@@ -162,16 +162,16 @@ pub(crate) fn budget_cells(budget: Option<&Budget>) -> [String; 3] {
 
 /// The most tenants listed as lacking resources.
 const LACKING: usize = 8;
-const PLACES: &str = "  a smaller base; an export that is deleted and made again is served where its tenant's base fits; several reactors \
-     serve a tenant that has several volumes\n";
+const PLACES: &str = "  remedies: set a smaller base; delete an export and create it again, so that it is served \
+     where its tenant's base fits; use several volumes, which several reactors can serve\n";
 
 pub(crate) fn admission_text(admission: &Admission) -> String {
     let measured: Vec<String> = admission.measured.iter().map(name).collect();
     let from = match (admission.calibrated, &*measured.join(", ")) {
-        (true, _) => "what was measured on this machine".to_owned(),
+        (true, _) => "measurements on this machine".to_owned(),
         (false, "") => "defaults: `forebay calibrate` measures this machine".to_owned(),
         (false, measured) => format!(
-            "what was measured on this machine of {measured}, and from defaults of other frontends: `forebay calibrate` says why"
+            "measurements on this machine of {measured}, and defaults of other frontends: `forebay calibrate` says why"
         ),
     };
     let most = admission.promised.iter();
@@ -190,8 +190,8 @@ pub(crate) fn admission_text(admission: &Admission) -> String {
     } else if at_once < tenants {
         let percent = admission.interference * 100.0;
         return format!(
-            "bases are oversubscribed: {at_once} of {tenants} tenants can have theirs at once, and with a probability of \
-             {percent:.2} % more want it{promised} (calculated from {from})\n"
+            "bases are oversubscribed: {at_once} of {tenants} tenants can use theirs at once; the probability that \
+             more need theirs is {percent:.2} %{promised} (calculated from {from})\n"
         );
     }
     let mut text = format!("not all bases are guaranteed{promised} (calculated from {from})\n");
@@ -210,13 +210,13 @@ fn limit(value: Option<u64>, text: impl Fn(u64) -> String) -> String {
 
 fn show(now: &Scheduling) -> String {
     let found = match now.capacity.link_found {
-        true => ", as `forebay calibrate` found it",
+        true => ", found by `forebay calibrate`",
         false => "",
     };
     let link = |value| limit(value, |bytes| format!("{}{found}", bandwidth(bytes)));
     let on = match now.on {
         true => "yes",
-        false => "no: nobody has a budget",
+        false => "no: no budget is set",
     };
     let mut text = pairs([
         ("scheduled", on.to_owned()),
@@ -304,7 +304,7 @@ mod tests {
         let clipped = text(iops, 2000, 5_000_000);
         assert!(clipped.ends_with("/s, its burst limit\n"), "{clipped}");
         let raised = text(stated(Some(10), None), 10, 64 << 10);
-        assert!(raised.ends_with("64 KiB/s, the least that a base can have\n"));
+        assert!(raised.ends_with("64 KiB/s, the minimum of a base\n"));
         let bytes = stated(None, Some(64 << 20));
         let one = text(bytes, 512, 64 << 20);
         assert!(

@@ -52,12 +52,12 @@ pub(crate) fn shutdown(context: &Context) -> Outcome {
     let daemon = daemon.while_doing("watch the daemon")?;
     let _: Done = context.client.post("/v1/shutdown", &())?;
     let mut ended = [PollFd::new(&daemon, PollFlags::IN)];
-    if poll(&mut ended, Some(&SHUTDOWN_LIMIT)).while_doing("wait for the daemon's end")? == 0 {
-        let reported = format!("the daemon (pid {}) has not ended yet", status.daemon_pid);
-        return Err(Failure::new(reported).hint("its log says what it waits for"));
+    if poll(&mut ended, Some(&SHUTDOWN_LIMIT)).while_doing("wait for the daemon to exit")? == 0 {
+        let reported = format!("the daemon (pid {}) has not exited yet", status.daemon_pid);
+        return Err(Failure::new(reported).hint("its log shows what it is waiting for"));
     }
     context.output.done(&Done {
-        done: "engine and daemon have ended".to_owned(),
+        done: "the engine and the daemon have exited".to_owned(),
     })
 }
 
@@ -86,7 +86,7 @@ fn status_text(status: &Status) -> String {
         .map(|limit| format!("{} of {} {}", limit.used, limit.most, limit.what))
         .collect();
     let listeners = match status.nvme_tcp.is_empty() {
-        true => "nowhere".to_owned(),
+        true => "none".to_owned(),
         false => status.nvme_tcp.join(", "),
     };
     let mut rows = vec![
@@ -205,7 +205,7 @@ fn takeover_text(takeover: &TakeoverStats) -> String {
         return String::new();
     }
     let mut text = format!(
-        "take-overs: {}, the last after {}",
+        "take-overs: {}, the last pause {}",
         takeover.takeovers,
         latency(takeover.last_pause_ns)
     );

@@ -64,7 +64,7 @@ fn budget_text(set: &TenantBudget) -> String {
             budget_line(budget),
             assumed_text(budget)
         ),
-        None => format!("tenant {name} has no budget: it has what others leave\n"),
+        None => format!("tenant {name} has no budget: it gets what other tenants leave\n"),
     };
     // If not all bases are guaranteed: whether this one is.
     if let (Some(guaranteed), false) = (set.guaranteed, set.admission.guaranteed) {

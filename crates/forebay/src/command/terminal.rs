@@ -17,7 +17,7 @@ pub(crate) struct Terminal {
 
 impl Terminal {
     pub(crate) fn open() -> Outcome<Self> {
-        let before = tcgetattr(stdin()).while_doing("ask the terminal")?;
+        let before = tcgetattr(stdin()).while_doing("read the terminal's settings")?;
         let mut raw = before.clone();
         // Ctrl-C is an ordinary key, as the terminal must be restored.
         raw.local_modes -= LocalModes::ICANON | LocalModes::ECHO | LocalModes::ISIG;

@@ -34,7 +34,7 @@ fn cloud_value(value: &str) -> String {
 }
 
 /// Monitors do not refuse it (QEMU 11.1 with `migrate exec:`).
-const NOT_MIGRATED: &str = "A machine with this disk must not be migrated, nor saved and restored: \
+const NOT_MIGRATED: &str = "A VM with this disk must not be migrated, nor saved and restored: \
                             it hangs at its next read.";
 
 struct Words {
@@ -52,7 +52,7 @@ pub(crate) fn attach_text(export: &Export) -> Option<String> {
         ExportFrontend::VhostUser => vhost_user(export, path),
     };
     let mut text = format!(
-        "\n{NOT_MIGRATED}\n\nIts memory must be shared with Forebay; here it has 4 GiB. QEMU:\n  \
+        "\n{NOT_MIGRATED}\n\nThe VM must share its memory with Forebay; these examples use 4 GiB. QEMU:\n  \
          -object memory-backend-memfd,id=mem,size=4G,share=on -machine memory-backend=mem\n",
     );
     for line in words.qemu {
@@ -65,11 +65,11 @@ pub(crate) fn attach_text(export: &Export) -> Option<String> {
     if export.frontend == ExportFrontend::NvmePcie {
         match path.strip_suffix("/cntrl") {
             Some(folder) => text.push_str(&format!("SPDK:\n  trtype:VFIOUSER traddr:{folder}\n")),
-            None => text.push_str("SPDK finds a socket by its folder: --vm-socket FOLDER/cntrl\n"),
+            None => text.push_str("SPDK needs an export created with --vm-socket FOLDER/cntrl\n"),
         }
     }
     text.push_str(&format!(
-        "libvirt, to be put into its domain:\n  <domain type='kvm'{}>\n    <memoryBacking>\n      \
+        "libvirt (for the domain's XML):\n  <domain type='kvm'{}>\n    <memoryBacking>\n      \
          <source type='memfd'/>\n      <access mode='shared'/>\n    </memoryBacking>\n    \
          {}\n  </domain>\n",
         words.namespace, words.device
@@ -153,7 +153,7 @@ fn ids(
                 format!("there is no {what} {name} in {path}"),
             )
             .hint(format!(
-                "give the {what}'s number (`getent {} {name}`)",
+                "use the {what}'s number (`getent {} {name}`)",
                 path.trim_start_matches("/etc/")
             ))),
         }
@@ -162,9 +162,7 @@ fn ids(
         id(user, "user", "/etc/passwd")?,
         id(group, "group", "/etc/group")?,
     ) {
-        (None, None) => Err(Failure::invalid(
-            "an owner is named USER, USER:GROUP or :GROUP",
-        )),
+        (None, None) => Err(Failure::invalid("an owner is USER, USER:GROUP or :GROUP")),
         both => Ok(both),
     }
 }

@@ -157,7 +157,7 @@ fn set_budget(context: &Context, name: &VolumeName, args: &BudgetArgs) -> Outcom
 fn rounded(stated: Size, bytes: u64) -> String {
     match stated.is_rounded && bytes > stated.bytes {
         true => format!(
-            " ({bytes} bytes: {} are rounded up to whole blocks)",
+            " ({bytes} bytes: {} were rounded up to whole blocks)",
             stated.bytes
         ),
         false => String::new(),

@@ -43,7 +43,7 @@ impl Announced {
         overwrite: bool,
     ) -> Outcome<Self> {
         let uuid = std::fs::read_to_string("/proc/sys/kernel/random/uuid")
-            .while_doing("make up a host name")?;
+            .while_doing("generate a host NQN")?;
         let host_nqn = format!("{TRANSFER_HOST_PREFIX}{}", uuid.trim());
         let path = format!("{}/transfer", route::volume(name));
         let mut body = TransferPut {
@@ -85,9 +85,9 @@ impl Announced {
             .filter_map(|text| text.parse().ok())
             .min_by_key(|address: &SocketAddr| !address.ip().is_loopback())
             .ok_or_else(|| {
-                Failure::new("the daemon listens nowhere for NVMe/TCP, over which images are moved")
+                Failure::new("the daemon has no NVMe/TCP listener, which image transfers need")
                     .hint(
-                        "see `nvme_tcp` under [listen] of its configuration, and `forebay status`",
+                        "set `nvme_tcp` under [listen] in its configuration; `forebay status` shows the listeners",
                     )
             })?;
         if address.ip().is_unspecified() {
@@ -153,8 +153,8 @@ fn renew(client: &Client, path: &str, body: &TransferPut) -> Option<Failure> {
         Err(ClientError::Refused(error))
             if matches!(error.kind, ErrorKind::InUse | ErrorKind::NotFound) =>
         {
-            let message = format!("the image was not moved whole: {error}");
-            Some(Failure::new(message).hint("disconnect its hosts, and begin again"))
+            let message = format!("the image was not transferred completely: {error}");
+            Some(Failure::new(message).hint("disconnect the volume's hosts, and start again"))
         }
         _ => None,
     }

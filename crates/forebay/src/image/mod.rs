@@ -51,7 +51,7 @@ pub(crate) fn import(
         && bytes > before.size_bytes
     {
         return Err(Failure::invalid(format!(
-            "{} has {}, the volume {name} only {}",
+            "{} has {}, but the volume {name} has only {}",
             shown(file, "standard input"),
             exactly(bytes),
             exactly(before.size_bytes)
@@ -67,7 +67,7 @@ pub(crate) fn import(
         refuse_other_formats(file, &source.ends(bytes)?, &before)?;
     }
     if options.overwrite {
-        context.confirm(&format!("Replace everything in the volume {name}?"))?;
+        context.confirm(&format!("Replace all data of the volume {name}?"))?;
     }
     let interrupt = Interrupt::watch()?;
     let announced = Announced::new(client, name, TransferKind::Import, options.overwrite)?;
@@ -89,7 +89,7 @@ pub(crate) fn import(
     bar.finish_and_clear();
     let bytes = moved.map_err(|failure| {
         failure.also_hint(format!(
-            "{name} may hold a part of the image now: import it again with --force"
+            "{name} may now contain a part of the image; import it again with --force"
         ))
     })?;
     announced.close()?;
@@ -140,12 +140,13 @@ fn refuse_other_formats(file: &Path, ends: &Ends, volume: &Volume) -> Outcome {
         return Ok(());
     };
     let failure = Failure::invalid(format!(
-        "{image} has {what} for blocks of {made_for} bytes, the volume {}/{} has blocks of {}: hosts could not use it",
+        "{image} has {what} for blocks of {made_for} bytes, but the volume {}/{} has blocks of {}: \
+         hosts could not use it",
         volume.tenant, volume.name, volume.block_bytes
     ));
     let wanted = if made_for < 4096 { 512 } else { 4096 };
     Err(failure.hint(format!(
-        "import it into a volume made with `--block-size {wanted}`; {AS_IT_IS}"
+        "import it into a volume created with `--block-size {wanted}`; {AS_IT_IS}"
     )))
 }
 
@@ -155,7 +156,7 @@ pub(crate) fn export(context: &Context, name: &VolumeName, file: &Path) -> Outco
     let mut sink = Sink::create(file)?;
     let announced = Announced::new(&context.client, name, TransferKind::Export, false)?;
     for user in &announced.access.in_use_by {
-        eprintln!("warning: {user}; what it writes now may be in the image or not");
+        eprintln!("warning: {user}; its current writes may or may not be in the image");
     }
     let bar = progress::bytes(Some(before.size_bytes), "exporting");
     let moved = with_volume(&announced, |queue, shape| {
@@ -197,7 +198,7 @@ fn with_volume<T>(
     let address = announced.address()?;
     let nqn = &announced.access.nqn;
     let mut session = Session::connect(address, nqn, &announced.host_nqn, &options)
-        .while_doing("reach the volume")?;
+        .while_doing("connect to the volume")?;
     let namespace = session.namespaces().first();
     let namespace = namespace.ok_or_else(|| Failure::new("the export has no namespace"))?;
     let shape = VolumeShape {
@@ -206,11 +207,13 @@ fn with_volume<T>(
         max_transfer_bytes: session.controller().max_transfer_bytes,
     };
     let nsid = namespace.nsid;
-    let mut queue = session.open_queue(nsid).while_doing("reach the volume")?;
+    let mut queue = session
+        .open_queue(nsid)
+        .while_doing("connect to the volume")?;
     let worked = work(&mut queue, shape);
     drop(queue);
     let closed = session.close();
     let worked = worked?;
-    closed.while_doing("end the connection in good order")?;
+    closed.while_doing("close the connection")?;
     Ok(worked)
 }

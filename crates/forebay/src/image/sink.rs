@@ -33,7 +33,7 @@ impl Sink {
         let stdout = std::io::stdout();
         if stdout.is_terminal() {
             return Err(Failure::new(
-                "standard output is a terminal: an image is not written to it",
+                "standard output is a terminal: Forebay does not write an image to it",
             )
             .hint(
                 "redirect it to a file or a pipe: \
@@ -107,7 +107,7 @@ impl Sink {
 /// Whether standard output was closed. The runtime opens it as `/dev/null` for reading and writing;
 /// a shell's `> /dev/null` is write-only.
 fn is_closed(output: &File) -> Outcome<bool> {
-    let doing = "look at standard output";
+    let doing = "check standard output";
     let stat = rustix::fs::fstat(output).while_doing(doing)?;
     let flags = rustix::fs::fcntl_getfl(output).while_doing(doing)?;
     let is_null = FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
@@ -145,7 +145,7 @@ impl NewFile {
                 "can't create {}: {kind}, so the image would be in memory",
                 path.display()
             ))
-            .hint("name a file elsewhere"));
+            .hint("choose a path elsewhere"));
         }
         let file = File::create_new(path);
         let is_there = (file.as_ref()).is_err_and(|error| error.kind() == ErrorKind::AlreadyExists);

@@ -68,7 +68,7 @@ impl Source {
             return Err(Failure::invalid(format!(
                 "{shown} is {kind}neither a file nor a block device"
             ))
-            .hint("give a raw image, a block device, or `-` for standard input"));
+            .hint("name a raw image, a block device, or `-` for standard input"));
         }
         let mut file = File::open(path).while_doing(format!("open {shown}"))?;
         // Works for block devices too.
@@ -90,11 +90,11 @@ impl Source {
     }
 
     pub(super) fn stream(mut input: File) -> Outcome<Self> {
-        let metadata = input.metadata().while_doing("look at standard input")?;
+        let metadata = input.metadata().while_doing("check standard input")?;
         let bytes = if metadata.is_file() {
             let at = input
                 .stream_position()
-                .while_doing("look at standard input")?;
+                .while_doing("check standard input")?;
             Some(metadata.len().saturating_sub(at))
         } else {
             None

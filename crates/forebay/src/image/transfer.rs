@@ -141,7 +141,7 @@ pub(super) fn import(
 
 fn too_large(seen_bytes: u64, size_bytes: u64) -> Failure {
     Failure::invalid(format!(
-        "the image has at least {}, the volume only {}",
+        "the image has at least {}, but the volume has only {}",
         exactly(seen_bytes),
         exactly(size_bytes)
     ))
@@ -217,8 +217,8 @@ fn failed(at: u64, status: Status) -> Failure {
             "no space at byte {at} of the volume: the pool, or the file system below it, is full"
         ))
         .hint(
-            "`forebay pool show` tells how full the pool is, `df` the file system; delete volumes \
-             that nobody needs, or make room there",
+            "`forebay pool show` shows how full the pool is, and `df` the file system; delete volumes \
+             that are not needed, or free space in the file system",
         );
     }
     Failure::new(format!("the volume failed at byte {at}: {status}"))

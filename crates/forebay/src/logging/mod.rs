@@ -45,7 +45,7 @@ impl Log {
         };
         file.open().map_err(|error| {
             format!(
-                "the log {} can't be written: {error}; what it would say goes to stderr, and it is tried again until it works",
+                "can't write to the log {}: {error}; messages go to stderr until the log can be written again",
                 path.display()
             )
         })

@@ -59,14 +59,14 @@ impl Parts {
             ring.map(drop).map_err(text),
         );
         let limits = limits::check(config.reactors);
-        self.note("the limits".to_owned(), limits.map_err(text));
+        self.note("the resource limits".to_owned(), limits.map_err(text));
     }
 
     fn files(&mut self, config: &Config) {
         for (name, folder) in [
             ("state", &config.state_dir),
             ("run", &config.run_dir),
-            ("machines' sockets", &config.run_dir.join("machines")),
+            ("VM sockets", &config.run_dir.join("machines")),
         ] {
             self.note(
                 format!("the folder {} ({name})", folder.display()),
@@ -82,7 +82,7 @@ impl Parts {
     fn addresses(&mut self, config: &Config) {
         let socket = &config.api_socket;
         self.note(
-            format!("the API's socket {}", socket.display()),
+            format!("the API socket {}", socket.display()),
             socket_works(socket, config),
         );
         let running: Option<Status> = Client::new(socket)
@@ -125,7 +125,7 @@ impl Parts {
                 true => device_works(path),
                 false => new_pool_works(path, *size_bytes, config),
             };
-            self.note(format!("the pool's file {}", path.display()), tried);
+            self.note(format!("the pool file {}", path.display()), tried);
         }
     }
 }
@@ -165,7 +165,7 @@ fn folder_works(folder: &Path) -> Result<(), String> {
         .find(|above| above.symlink_metadata().is_ok());
     let there = there.unwrap_or(Path::new("/"));
     if !there.is_dir() {
-        return Err(format!("{} is no folder", there.display()));
+        return Err(format!("{} is not a folder", there.display()));
     }
     can_make(there).map_err(|error| format!("can't write to {}: {error}", there.display()))
 }
@@ -201,7 +201,7 @@ fn has_folder(file: &Path, config: &Config) -> Result<(), String> {
     let folder = file.parent().unwrap_or(Path::new("/"));
     let made = [&config.state_dir, &config.run_dir];
     if !folder.exists() && !made.iter().any(|made| made.starts_with(folder)) {
-        return Err(format!("there is no folder {}", folder.display()));
+        return Err(format!("the folder {} does not exist", folder.display()));
     }
     folder_works(folder)
 }
@@ -220,7 +220,7 @@ fn socket_works(socket: &Path, config: &Config) -> Result<(), String> {
         return Err(format!("its path is longer than {SOCKET_PATH_BYTES} bytes"));
     }
     if socket.is_dir() {
-        return Err("a folder is there".to_owned());
+        return Err("the path is a folder".to_owned());
     }
     has_folder(socket, config)
 }
@@ -238,7 +238,7 @@ fn address_works(
         }
         Err(error) if error.kind() == io::ErrorKind::AddrInUse && is_ours() => Ok(()),
         Err(error) => Err(match listen.in_the_way_of(address) {
-            Some(other) => format!("can't listen there: {error}; {other} is in the way"),
+            Some(other) => format!("can't listen there: {error}; {other} conflicts with it"),
             None => format!("can't listen there: {error}"),
         }),
     }
@@ -271,7 +271,7 @@ fn cpu_works(cpu: usize) -> Result<(), String> {
         Ok(Err(error)) => Err(format!(
             "can't be used: {error}; it is offline or outside the cpuset"
         )),
-        Err(_) => Err("can't be tried".to_owned()),
+        Err(_) => Err("can't be checked".to_owned()),
     }
 }
 

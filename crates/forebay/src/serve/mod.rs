@@ -26,13 +26,13 @@ pub(crate) struct ServeArgs {
     /// The configuration [default: ./forebay.toml if it exists, else built-in defaults]
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
-    /// The folder for everything that the configuration does not place [default: ./var]
+    /// The folder for all files without a configured location [default: ./var]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// Leave the engine running after SIGTERM or SIGINT; the next daemon continues with it
     #[arg(long)]
     keep_engine: bool,
-    /// Check the configuration without changing anything; fails if a part would not be served
+    /// Check the configuration without changing anything; fails if any part of it would not work
     #[arg(long)]
     check: bool,
     /// Exit with this code after `forebay shutdown`, so that a service manager can recognize it
@@ -75,7 +75,7 @@ pub(crate) fn serve(
     socket: Option<PathBuf>,
     output: Output,
 ) -> Outcome<ExitCode> {
-    forebay_engine::signals::reset().while_doing("forget inherited signals")?;
+    forebay_engine::signals::reset().while_doing("reset inherited signals")?;
     limits::raise();
     if args.check {
         return warn_beforehand(args, socket, output);
@@ -109,11 +109,11 @@ pub(crate) fn serve(
     };
     match &config.source {
         Some(path) => tracing::info!("configuration: {}", path.display()),
-        None => tracing::info!("no configuration file: built-in defaults"),
+        None => tracing::info!("no configuration file: using built-in defaults"),
     }
     tracing::info!(
         descriptors = limits::descriptors(),
-        "open files that this daemon may have: one for each connection of a host"
+        "limit of open files; each connection of a host needs one"
     );
     #[cfg(feature = "test-device")]
     if config.allow_faulty {
@@ -178,7 +178,7 @@ fn daemon_config(config: Config) -> Outcome<DaemonConfig> {
         run_dir: config.run_dir,
         api_socket: config.api_socket,
         engine: EngineConfig {
-            program: std::env::current_exe().while_doing("find this program's own file")?,
+            program: std::env::current_exe().while_doing("find this program's executable")?,
             reactors: config.reactors,
             cpus: config.cpus,
             stuck_after: Duration::from_secs(config.stuck_s.into()),
@@ -196,9 +196,11 @@ fn daemon_config(config: Config) -> Outcome<DaemonConfig> {
 fn stop_with_parent() -> Outcome {
     let parent = rustix::process::getppid();
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))
-        .while_doing("ask for a signal at the parent's end")?;
+        .while_doing("request a signal for the parent's exit")?;
     if rustix::process::getppid() != parent || parent.is_none() {
-        return Err(Failure::new("the process that started this daemon is gone"));
+        return Err(Failure::new(
+            "the process that started this daemon has exited",
+        ));
     }
     Ok(())
 }

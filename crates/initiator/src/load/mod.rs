@@ -249,7 +249,7 @@ fn check(spec: &LoadSpec) -> Result<(), Error> {
         .pace
         .is_some_and(|pace| pace.burst == 0 || pace.every.is_zero())
     {
-        "a pace needs commands and time"
+        "a pace needs at least one command and a time above 0"
     } else if spec.block_bytes == 0 {
         "the I/O size must not be 0"
     } else {
@@ -294,7 +294,8 @@ fn geometry(spec: &LoadSpec, session: &Session) -> Result<Geometry, Error> {
             || !stride_bytes.is_multiple_of(u64::from(namespace.block_bytes)))
     {
         return Err(unusable(format!(
-            "a stride of {stride_bytes} bytes is no multiple of the namespace's block of {} bytes, or below the I/O size",
+            "a stride of {stride_bytes} bytes is not a multiple of the namespace's block of {} bytes, or is below the \
+            I/O size",
             namespace.block_bytes
         )));
     }
@@ -314,7 +315,7 @@ fn geometry(spec: &LoadSpec, session: &Session) -> Result<Geometry, Error> {
     };
     let places = span_bytes / step_bytes;
     if places == 0 {
-        return Err(unusable("the span holds not even one I/O".into()));
+        return Err(unusable("the span is smaller than one I/O".into()));
     }
     Ok(Geometry {
         blocks: spec.block_bytes / namespace.block_bytes,

@@ -166,7 +166,7 @@ impl Worker {
             now = self.turn(&mut done, end)?;
             // The queues' time limit ends a hang; this one also ends a trickle of completions.
             if overdue.is_some_and(|overdue| now > overdue) {
-                let what = "the last commands did not end in time";
+                let what = "the last commands did not finish in time";
                 return Err(Error::Argument(what.into()));
             }
         }

@@ -11,7 +11,7 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum Error {
     /// The socket can't be connected to.
-    #[error("cannot connect to {}: {source}; is the export there, and no other client?", path.display())]
+    #[error("cannot connect to {}: {source}; does the export exist, and is no other client connected?", path.display())]
     Connect {
         /// Socket.
         path: PathBuf,

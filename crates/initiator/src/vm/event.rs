@@ -14,7 +14,7 @@ impl EventFd {
     pub(crate) fn new() -> Result<Self, Error> {
         let fd = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         fd.map(Self)
-            .map_err(|errno| Error::system("make an eventfd")(errno.into()))
+            .map_err(|errno| Error::system("create an eventfd")(errno.into()))
     }
 
     pub(crate) fn fd(&self) -> BorrowedFd<'_> {

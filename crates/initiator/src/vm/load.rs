@@ -143,23 +143,23 @@ fn places(spec: &VmLoad, geometry: &Geometry) -> Result<u64, Error> {
     let room = geometry.size_bytes.saturating_sub(spec.first_bytes);
     let places = spec.span_bytes.unwrap_or(room).min(room) / bytes.max(1);
     let problem = if spec.read_percent > 100 {
-        "the share of reads is above 100"
+        "the share of reads is above 100 %"
     } else if matches!(spec.access, Access::Once { .. }) {
-        "a machine's load takes no places once"
+        "a load on a VM's disk can't use each place once"
     } else if bytes == 0 || !spec.block_bytes.is_multiple_of(geometry.block_bytes) {
         "an I/O is not a multiple of the disk's block"
     } else if !spec.first_bytes.is_multiple_of(bytes) {
-        "the load's beginning is not a multiple of its I/O size"
+        "the start of the load is not a multiple of its I/O size"
     } else if geometry.max_transfer_bytes.is_some_and(|max| bytes > max) {
-        "an I/O is above what the disk takes at once"
+        "an I/O is larger than the disk's largest transfer"
     } else if spec.read_percent < 100 && geometry.read_only {
         "the disk is read-only"
     } else if spec.pause.is_some() && spec.options.depth != 1 {
-        "pauses are for depth 1"
+        "a pause needs a depth of 1"
     } else if spec.rate == Some(0) {
-        "a rate of 0"
+        "the rate must not be 0"
     } else if places == 0 {
-        "the span holds not even one I/O"
+        "the span is smaller than one I/O"
     } else {
         return Ok(places);
     };

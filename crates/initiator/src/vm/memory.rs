@@ -77,13 +77,13 @@ impl MappedMemory {
 
     /// The VM's address.
     pub(crate) fn guest(&self, place: usize) -> u64 {
-        assert!(place <= self.len, "a place outside of the memory");
+        assert!(place <= self.len, "a place outside the memory");
         GUEST_BASE + place as u64
     }
 
     /// This process's address.
     pub(crate) fn user(&self, place: usize) -> u64 {
-        assert!(place <= self.len, "a place outside of the memory");
+        assert!(place <= self.len, "a place outside the memory");
         self.base.addr().get() as u64 + place as u64
     }
 
@@ -91,7 +91,7 @@ impl MappedMemory {
         let end = place.checked_add(bytes);
         assert!(
             end.is_some_and(|end| end <= self.len),
-            "a place outside of the memory"
+            "a place outside the memory"
         );
         // SAFETY: inside the mapping, just checked, as long as `len` is the mapped length.
         unsafe { self.base.as_ptr().add(place) }
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    #[should_panic(expected = "outside of the memory")]
+    #[should_panic(expected = "outside the memory")]
     fn nothing_outside_is_reached() {
         MappedMemory::new(4096, false).unwrap().load32(4096);
     }

@@ -94,13 +94,13 @@ const MAX_SLOT_BYTES: usize = 1 << 20;
 impl Options {
     pub(crate) fn check(&self) -> Result<(), Error> {
         let problem = if self.queues == 0 || self.queues > 64 {
-            "there are 1 to 64 queues"
+            "the number of queues must be 1 to 64"
         } else if self.depth == 0 || self.depth > MAX_DEPTH {
-            "a queue's depth is 1 to 1023"
+            "a queue's depth must be 1 to 1023"
         } else if self.slot_bytes < 512 || self.slot_bytes > MAX_SLOT_BYTES {
-            "a command's data is 512 bytes to 1 MiB"
+            "a command's data must be 512 bytes to 1 MiB"
         } else if self.piece_bytes < 512 {
-            "a piece of data is at least 512 bytes"
+            "a piece of data must be at least 512 bytes"
         } else {
             return Ok(());
         };

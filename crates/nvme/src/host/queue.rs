@@ -226,7 +226,7 @@ impl HostQueue {
             Pdu::C2hTermReq(term) => Ok(Event::Terminated(term)),
             _ => Err(violation(
                 PduError::SEQUENCE,
-                "a PDU that a controller must not send now",
+                "a PDU that a controller must not send at this point",
                 0,
             )),
         }

@@ -178,7 +178,7 @@ impl TryFrom<Unchecked> for Reservations {
         };
         match state.is_sound() {
             true => Ok(state),
-            false => Err("a reservation state that can't be"),
+            false => Err("an impossible reservation state"),
         }
     }
 }

@@ -115,8 +115,8 @@ fn convert(error: impl Into<redb::Error>) -> PoolError {
     match error.into() {
         redb::Error::Io(error) => match error.kind() {
             io::ErrorKind::StorageFull => PoolError::no_space(format!(
-                "the pool's catalog cannot grow ({error}): delete volumes or snapshots, \
-                 or free space below the pool"
+                "the pool's catalog cannot grow ({error}): delete volumes or snapshots, or free \
+                 space in the storage below the pool"
             )),
             io::ErrorKind::InvalidData => {
                 PoolError::damaged(format!("the pool's catalog is damaged: {error}"))
@@ -131,7 +131,7 @@ fn convert(error: impl Into<redb::Error>) -> PoolError {
         | redb::Error::TableIsMultimap(_)
         | redb::Error::TableIsNotMultimap(_)
         | redb::Error::TypeDefinitionChanged { .. }) => PoolError::damaged(format!(
-            "what is in the catalog's place is no catalog of Forebay's: {error}"
+            "the pool's catalog area does not hold a Forebay catalog: {error}"
         )),
         error @ redb::Error::UpgradeRequired(_) => {
             PoolError::invalid(format!("the pool's catalog: {error}"))
@@ -429,7 +429,7 @@ fn begin(database: &Database) -> Result<redb::WriteTransaction> {
         .map_err(|error| {
             PoolError::new(
                 ErrorKind::Io,
-                format!("the pool's catalog refuses durability: {error}"),
+                format!("the pool's catalog refused durable commits: {error}"),
             )
         })?;
     transaction.set_two_phase_commit(true);

@@ -166,7 +166,10 @@ fn a_foreign_database_is_named() {
     let catalog = Catalog::open(vec![FoundArea::new(area_on(&store))], &[]).unwrap();
     let error = catalog.load(|_, _, _, _| Ok(())).unwrap_err();
     assert_eq!(error.kind, ErrorKind::Damaged, "{error}");
-    assert!(error.message.contains("no catalog of Forebay's"), "{error}");
+    assert!(
+        error.message.contains("does not hold a Forebay catalog"),
+        "{error}"
+    );
     let error = catalog.commit(&batch(0..5, Some(9))).unwrap_err();
     assert_eq!(error.kind, ErrorKind::Damaged, "{error}");
 }

@@ -123,7 +123,7 @@ impl Check {
     /// Checks about `extents` more; `true` when finished. The pool may change in between.
     pub fn step(&mut self, pool: &Pool, extents: u64) -> Result<bool> {
         if self.report.check != pool.checking {
-            return Err(PoolError::in_use("another check of the pool has begun"));
+            return Err(PoolError::in_use("another check of the pool has started"));
         }
         let extents = extents.max(1);
         self.stage = match self.stage {
@@ -153,7 +153,7 @@ impl Check {
                 .is_none()
             {
                 let what = format!(
-                    "{volume} has extents of {}, which does not exist",
+                    "{volume} has extents on {}, which does not exist",
                     run.device
                 );
                 self.report.problem(what);
@@ -163,7 +163,7 @@ impl Check {
         for extent in run.first.0..run.end() {
             let Some(state) = pool.allocator.extents.get(run.device, extent) else {
                 let what = format!(
-                    "{volume} has extent {extent} of {}, past its end",
+                    "{volume} has extent {extent} of {}, which is past the end of the device",
                     run.device
                 );
                 self.report.problem(what);
@@ -171,7 +171,7 @@ impl Check {
             };
             if state != wanted {
                 self.report.problem(format!(
-                    "{volume} has extent {extent} of {} as {wanted:?}, and its state is {state:?}",
+                    "{volume} has extent {extent} of {} as {wanted:?}, but its state is {state:?}",
                     run.device
                 ));
             }
@@ -181,7 +181,7 @@ impl Check {
             };
             if *word & bit != 0 && !pool.allocator.extents.has_moved(run.device, extent) {
                 self.report.problem(format!(
-                    "extent {extent} of {} has two owners, one of them is {volume}",
+                    "extent {extent} of {} has two owners, one of them {volume}",
                     run.device
                 ));
             }
@@ -219,7 +219,7 @@ impl Check {
             .map(|space| space.total);
         if recorded != there {
             self.report.problem(format!(
-                "{index} is recorded with {recorded:?} extents and has {there:?}"
+                "{index} is recorded with {recorded:?} extents but has {there:?}"
             ));
         }
         self.report.extents_checked += there.unwrap_or(0);
@@ -234,16 +234,12 @@ impl Check {
         let mut compare = |what: &str, says: u64, is: u64| {
             if says != is {
                 self.report
-                    .problem(format!("{what}: {says}, and there are {is}"));
+                    .problem(format!("{what}: {says} recorded, but {is} found"));
             }
         };
         let count = |state| pool.allocator.extents.count(state);
         let (_, extents) = pool.allocator.reservations.contents();
-        compare(
-            "extents in reservations",
-            extents,
-            count(ExtentState::Reserved),
-        );
+        compare("reserved extents", extents, count(ExtentState::Reserved));
         let quarantined = pool.allocator.quarantine.iter().map(|run| run.count).sum();
         compare(
             "extents listed as quarantined",
@@ -257,15 +253,15 @@ impl Check {
         );
         let volumes = || pool.volumes.by_id.values();
         let entitlement = volumes().map(|volume| volume.entitlement).sum();
-        compare("extents promised", pool.volumes.promised, entitlement);
+        compare("promised extents", pool.volumes.promised, entitlement);
         let bytes = volumes().map(|volume| volume.catalog_bytes).sum();
         compare(
-            "bytes of the catalog promised",
+            "promised catalog bytes",
             pool.volumes.catalog_promised,
             bytes,
         );
         compare(
-            "names of volumes",
+            "volume names",
             pool.volumes.names.len() as u64,
             pool.volumes.by_id.len() as u64,
         );
@@ -301,7 +297,7 @@ impl Check {
                 .all(run, |state| state == ExtentState::Quarantined)
             {
                 self.report.problem(format!(
-                    "extents {}..{} of {} are listed as quarantined and are not",
+                    "extents {}..{} of {} are listed as quarantined but are not",
                     run.first.0,
                     run.end(),
                     run.device
@@ -314,7 +310,7 @@ impl Check {
                 || !pool.volumes.by_id.contains_key(&export.volume)
             {
                 self.report.problem(format!(
-                    "{} and {} don't know each other",
+                    "{} and {} do not refer to each other",
                     export.id, export.volume
                 ));
             }
@@ -329,7 +325,7 @@ impl Check {
         let mapped = volume.map.count();
         if mapped != volume.map.mapped() {
             self.report.problem(format!(
-                "{id} maps {mapped} extents and counts {}",
+                "{id} maps {mapped} extents but counts {}",
                 volume.map.mapped()
             ));
         }
@@ -338,7 +334,7 @@ impl Check {
         }
         if volume.account(pool.info.extent_bytes) != (volume.entitlement, volume.catalog_bytes) {
             self.report.problem(format!(
-                "{id} is owed {} extents and {} bytes of the catalog, and {:?} would be right",
+                "{id} is owed {} extents and {} catalog bytes, but should be owed {:?}",
                 volume.entitlement,
                 volume.catalog_bytes,
                 volume.account(pool.info.extent_bytes)
@@ -347,20 +343,21 @@ impl Check {
         let key = (volume.record.tenant, volume.record.name.clone());
         let is_deleted = pool.volumes.deleting.contains_key(&id);
         if is_deleted != key.1.is_empty() {
-            self.report
-                .problem(format!("{id} is being deleted and has a name, or neither"));
+            self.report.problem(format!(
+                "{id} is being deleted but has a name, or is not being deleted but has none"
+            ));
         }
         if is_deleted {
             // Its tenant may be gone.
         } else if pool.volumes.names.get(&key) != Some(&id) || pool.tenants.get(key.0).is_err() {
             self.report
-                .problem(format!("{id} is not known by its tenant and name"));
+                .problem(format!("{id} is not found by its tenant and name"));
         }
         let incoming: u64 = volume.incoming.iter().map(|(_, run)| run.count).sum();
         let spare: u64 = volume.spare.iter().map(|run| run.count).sum();
         if (incoming, spare) != (volume.incoming_extents, volume.spare.extents()) {
             self.report.problem(format!(
-                "{id} has {spare} extents of stock and {incoming} coming, and counts {} and {}",
+                "{id} has {spare} spare extents and {incoming} incoming, but counts {} and {}",
                 volume.spare.extents(),
                 volume.incoming_extents
             ));
@@ -422,12 +419,13 @@ impl Check {
             self.report.mappings_checked += count;
             if logical + count > end {
                 self.report.problem(format!(
-                    "{id} has {end} extents and maps {logical}..{}",
+                    "{id} has {end} extents but maps {logical}..{}",
                     logical + count
                 ));
             }
             if logical < base + mapped {
-                self.report.problem(format!("{id} maps {logical} twice"));
+                self.report
+                    .problem(format!("{id} maps extent {logical} twice"));
             }
             mapped = u64::from(run.start) + count;
             let place = DeviceRun::new(run.device, run.extent, count);
@@ -448,7 +446,7 @@ impl Check {
             let device = volume.map.get(logical).map(|(device, _)| device);
             if device != Some(pending.device) {
                 self.report.problem(format!(
-                    "{id} waits for {logical} to be durable on {}, and it is mapped to {device:?}",
+                    "{id} waits for extent {logical} to be durable on {}, but it is mapped to {device:?}",
                     pending.device
                 ));
             }
@@ -458,7 +456,7 @@ impl Check {
     fn pending_without_mapping(&mut self, id: VolumeId, volume: &PoolVolume, from: u64, to: u64) {
         for (logical, _) in volume.pending.within(from, to) {
             self.report.problem(format!(
-                "{id} waits for {logical} to be durable, which is not mapped"
+                "{id} waits for extent {logical} to be durable, but it is not mapped"
             ));
         }
     }
@@ -497,7 +495,7 @@ impl Check {
     fn finish(&mut self) {
         if let Some(run) = self.report.leaked.first() {
             let what = format!(
-                "{} extents are used by nobody, the first of them extent {} of {}",
+                "{} extents belong to no volume; the first is extent {} of {}",
                 self.report.leaked_extents, run.first.0, run.device
             );
             self.report.add(what, true);
@@ -518,7 +516,7 @@ impl Pool {
         self.ready()?;
         if report.check != self.checking {
             return Err(PoolError::in_use(
-                "the pool was checked again since: repair what the newest check found",
+                "the pool has been checked again since: repair what the newest check found",
             ));
         }
         let mut repaired = 0;
@@ -550,7 +548,7 @@ pub fn check_catalog(catalog: &Catalog, devices: &[DeviceRecord]) -> CheckReport
             return Ok(());
         }
         Err(PoolError::damaged(format!(
-            "{} has another size in the catalog",
+            "{} has a different size in the catalog",
             record.index
         )))
     };
@@ -569,7 +567,7 @@ pub fn check_catalog(catalog: &Catalog, devices: &[DeviceRecord]) -> CheckReport
             report.leaked_extents = pool.allocator.leaked_extents();
             if report.leaked_extents > 0 {
                 let what = format!(
-                    "{} extents are used by nobody in the catalog",
+                    "{} extents belong to no volume in the catalog",
                     report.leaked_extents
                 );
                 report.add(what, true);

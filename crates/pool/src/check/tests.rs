@@ -185,7 +185,7 @@ fn damage_is_named() {
             let run = world.place(world.b, 203);
             world.pool.allocator.extents.set(run, ExtentState::Owned);
         }),
-        ("past its end", |world| {
+        ("past the end of the device", |world| {
             let a = world.a;
             world.volume(a).map.insert(1000, D0, 1 << 40);
         }),
@@ -193,11 +193,11 @@ fn damage_is_named() {
             let a = world.a;
             world.volume(a).map.insert(1000, DeviceIndex(9), 1);
         }),
-        ("has 100 extents and maps", |world| {
+        ("has 100 extents but maps", |world| {
             let a = world.a;
             world.volume(a).record.size_bytes = 100 << 16;
         }),
-        ("and counts", |world| {
+        ("but counts", |world| {
             let a = world.a;
             world.volume(a).map.miscount();
         }),
@@ -211,14 +211,14 @@ fn damage_is_named() {
             let b = world.b;
             world.pool.allocator.reservations.insert(run, b);
         }),
-        ("extents in reservations", |world| {
+        ("reserved extents", |world| {
             let b = world.b;
             let last = world.pool.devices[1].extents - 1;
             let run = DeviceRun::new(DeviceIndex(1), last, 1);
             world.pool.allocator.reservations.insert(run, b);
         }),
-        ("extents promised", |world| world.pool.volumes.promised += 1),
-        ("bytes of the catalog promised", |world| {
+        ("promised extents", |world| world.pool.volumes.promised += 1),
+        ("promised catalog bytes", |world| {
             world.pool.volumes.catalog_promised += 1;
         }),
         ("is owed", |world| {

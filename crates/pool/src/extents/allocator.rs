@@ -217,7 +217,7 @@ impl Allocator {
             return Ok(());
         }
         Err(PoolError::invalid(format!(
-            "extents {}..{} of {} are not all being laundered",
+            "extents {}..{} of {} are not all being zero-filled",
             run.first.0,
             run.end(),
             run.device

@@ -333,13 +333,13 @@ impl Extents {
         let fresh = DeviceExtents::new(device.states.clone());
         if fresh.counts != device.counts {
             return Some(format!(
-                "its extents are counted as {:?} and are {:?}",
+                "its extents are counted as {:?} but are {:?}",
                 device.counts, fresh.counts
             ));
         }
         let same = |a: &Bits, b: &Bits| a.words == b.words && a.set == b.set;
         let sound = same(&fresh.clean, &device.clean) && same(&fresh.dirty, &device.dirty);
-        (!sound).then(|| "its free extents are not those listed".to_owned())
+        (!sound).then(|| "its free extents differ from those listed".to_owned())
     }
 
     #[cfg(test)]

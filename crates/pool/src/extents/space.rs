@@ -108,7 +108,7 @@ impl FromStr for Placement {
             "stripe" => Ok(Self::Stripe),
             "fill" => Ok(Self::Fill),
             other => Err(PoolError::invalid(format!(
-                "{other:?} is no placement: it is stripe or fill"
+                "{other:?} is not a placement: use stripe or fill"
             ))),
         }
     }
@@ -143,7 +143,7 @@ impl PoolSettings {
             return Ok(());
         }
         Err(PoolError::invalid(format!(
-            "warnings at {warn} % and {critical} %: both are 1 to 100, the first not above the second"
+            "warnings at {warn} % and {critical} %: both must be 1 to 100, and the first must not be above the second"
         )))
     }
 

@@ -93,7 +93,7 @@ impl Journal {
     pub(crate) fn mark_committed(&mut self, batch: BatchId) -> Result<Vec<Promotions>> {
         if batch <= self.committed || batch >= self.open_batch {
             return Err(PoolError::invalid(format!(
-                "batch {} is not one that is outstanding",
+                "batch {} is not outstanding",
                 batch.0
             )));
         }

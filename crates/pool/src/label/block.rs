@@ -180,8 +180,8 @@ impl LabelBlock {
             OLD_VERSION => LabelFormat::Old,
             version => {
                 return Found::Wrong(PoolError::invalid(format!(
-                    "it belongs to a Forebay pool of another version: its label has format {version}, this Forebay \
-                     reads {OLD_VERSION} and {FORMAT_VERSION}: use the version that made it"
+                    "it belongs to a Forebay pool of another version: its label has format {version}, but this \
+                     Forebay reads {OLD_VERSION} and {FORMAT_VERSION}: use the version that made it"
                 )));
             }
         };
@@ -193,7 +193,7 @@ impl LabelBlock {
         let unknown = self.unknown_features();
         if !unknown.is_empty() {
             return Found::Wrong(PoolError::invalid(format!(
-                "the pool uses what this Forebay does not know: {}: use a newer version",
+                "the pool uses features that this Forebay does not know: {}: use a newer version",
                 unknown.join(", ")
             )));
         }

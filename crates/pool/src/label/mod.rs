@@ -130,7 +130,7 @@ impl Label {
     pub fn read_copies(store: &dyn BlockStore) -> Result<LabelCopies> {
         let capacity = store
             .capacity()
-            .map_err(|e| PoolError::io("asking a device's size", &e))?;
+            .map_err(|e| PoolError::io("reading a device's size", &e))?;
         let first = read_block(store, FIRST, capacity);
         let second = read_block(store, SECOND, capacity);
         let is_first_foreign = matches!(first, Found::Foreign);
@@ -226,7 +226,7 @@ impl Label {
         // A power cut must not tear the only good copy.
         let (was, was_repaired) = Self::read_and_repair(store)?;
         if was.device_uuid != device {
-            return Err(PoolError::invalid("this is another device's label"));
+            return Err(PoolError::invalid("the label belongs to another device"));
         }
         let mut label = was.clone();
         change(&mut label);
@@ -268,14 +268,14 @@ impl Label {
     pub(crate) fn upgrade(store: &dyn BlockStore, device: Uuid) -> Result<bool> {
         let found = Self::read_copies(store)?;
         if found.label.device_uuid != device {
-            return Err(PoolError::invalid("this is another device's label"));
+            return Err(PoolError::invalid("the label belongs to another device"));
         }
         if found.label.format == LabelFormat::Current {
             return Ok(false);
         }
         if found.is_first_foreign {
             return Err(PoolError::in_use(
-                "something that is not Forebay's lies over the label's first copy: repair the label first",
+                "foreign data has overwritten the label's first copy: repair the label first",
             ));
         }
         let label = Self {
@@ -340,7 +340,7 @@ impl Label {
     pub fn wipe(store: &dyn BlockStore) -> Result<()> {
         let capacity = store
             .capacity()
-            .map_err(|e| PoolError::io("asking a device's size", &e))?;
+            .map_err(|e| PoolError::io("reading a device's size", &e))?;
         let labels = [FIRST, SECOND, OLD_SECOND].into_iter();
         let mut ours: Vec<u64> = labels
             .filter(|at| !matches!(read_block(store, *at, capacity), Found::Foreign))

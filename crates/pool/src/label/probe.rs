@@ -33,7 +33,7 @@ pub fn probe(store: &dyn BlockStore) -> Result<Probe> {
         Err(error) if error.kind == ErrorKind::Io => return Err(error),
         Err(error) => return Ok(Probe::Unusable(error.message)),
     }
-    let io = |error| PoolError::io("looking at what a device holds", &error);
+    let io = |error| PoolError::io("inspecting what a device holds", &error);
     let capacity = store.capacity().map_err(io)?;
     let mut chunk = vec![0; 64 << 10];
     let mut at = 0;

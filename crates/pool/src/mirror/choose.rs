@@ -19,8 +19,8 @@ impl Mirror {
                 return Err(io::Error::new(
                     io::ErrorKind::Unsupported,
                     format!(
-                        "the catalog on {} has format {version}, which this Forebay does not \
-                         read: use the version that made it",
+                        "the catalog on {} has format {version}, which this Forebay can't read: \
+                         use the version that made it",
                         found.area.device
                     ),
                 ));
@@ -46,8 +46,8 @@ impl Mirror {
                 .map(|(at, header)| format!("{} (sync {})", found[*at].area.device, header.seq))
                 .collect();
             return Err(damaged(format!(
-                "the catalog's copies on {} went on without each other, or one is too old to tell: \
-                 open the pool with one of these devices only, the one that was used last",
+                "the catalog's copies on {} have diverged, or one is too old to tell: open the \
+                 pool with only one of these devices, the one that was used last",
                 on.join(" and ")
             )));
         }
@@ -67,7 +67,7 @@ impl Mirror {
         if what.is_empty() {
             return Err(io::Error::new(
                 io::ErrorKind::NotFound,
-                "no copy of the catalog is on the devices that are here",
+                "no copy of the catalog is on the devices that are present",
             ));
         }
         Err(damaged(format!(
@@ -84,7 +84,7 @@ impl Mirror {
     ) -> io::Result<()> {
         let at = found[best].area.device;
         let Ok(content) = &found[best].content else {
-            return Err(damaged("the catalog's best copy is none"));
+            return Err(damaged("the catalog's best copy can't be read"));
         };
         let best = &content.header;
         for other in found {
@@ -101,9 +101,9 @@ impl Mirror {
             };
             if !best.lineage.contains(best.seq, &header.lineage, had) {
                 return Err(damaged(format!(
-                    "the newest copy of the catalog, on {} (sync {}), is damaged ({error}), and the \
-                     one on {at} (sync {}) is older: nothing was changed. Make {} readable again, or \
-                     restore it from a backup; what was acknowledged since is nowhere else",
+                    "the newest copy of the catalog, on {} (sync {}), is damaged ({error}), and the one on {at} (sync \
+                     {}) is older: nothing was changed. Make {} readable again, or restore it from a backup; no other \
+                     copy has the changes acknowledged since",
                     other.area.device, header.seq, best.seq, other.area.device
                 )));
             }
@@ -115,10 +115,9 @@ impl Mirror {
             let copies = epoch.copies.iter().filter(|device| **device != NO_DEVICE);
             let copies: Vec<String> = copies.map(|at| DeviceIndex(*at).to_string()).collect();
             return Err(damaged(format!(
-                "the best copy of the catalog that can be read, on {at}, was left behind: the label \
-                 of {spec} says that the catalog went on (epoch {}, this copy has {}) on {}. Nothing \
-                 was changed. Open the pool with a good copy of that, and without devices that went \
-                 on apart",
+                "the best readable copy of the catalog, on {at}, was left behind: the label of {spec} records a newer \
+                 catalog (epoch {}, this copy has {}) on {}. Nothing was changed. Open the pool with a good copy of \
+                 that catalog, and without devices whose copies diverged",
                 epoch.number,
                 best.lineage.number(),
                 copies.join(" and ")

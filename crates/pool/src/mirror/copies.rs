@@ -100,7 +100,7 @@ impl Mirror {
         Self::refuse_older(&found, best, given)?;
         let winner = found.swap_remove(best);
         let Ok(content) = winner.content else {
-            return Err(damaged("the catalog's best copy is none"));
+            return Err(damaged("the catalog's best copy can't be read"));
         };
         let bad = content.bad;
         let slots = content.tables.iter().map(|table| table.slot).collect();
@@ -312,7 +312,7 @@ impl State {
                         "the copy of the catalog on {device} {was}; it was {repaired}brought up to date"
                     ));
                 } else if is_new {
-                    self.note(format!("{device} has a copy of the catalog now"));
+                    self.note(format!("{device} now has a copy of the catalog"));
                 }
                 self.replicas.push(replica);
                 self.note_devices();
@@ -333,7 +333,7 @@ impl State {
         let device = area.device;
         match self.bring_up(area, None) {
             Ok(replica) => {
-                self.note(format!("the catalog's second copy is on {device} now"));
+                self.note(format!("the catalog's second copy is now on {device}"));
                 let before = self.replicas.split_off(1);
                 self.replicas.push(replica);
                 self.note_devices();
@@ -343,7 +343,7 @@ impl State {
                 }
             }
             Err(error) => self.note(format!(
-                "the catalog's second copy can't be put on {device}: {error}"
+                "the catalog's second copy can't be placed on {device}: {error}"
             )),
         }
     }

@@ -158,7 +158,7 @@ impl State {
         for area in places.iter().filter(fits) {
             if let Ok(replica) = self.bring_up(area, None) {
                 self.note(format!(
-                    "{} has a copy of the catalog now, in place of {}",
+                    "{} now has a copy of the catalog, in place of {}",
                     area.device, lost.device
                 ));
                 self.replicas.push(replica);

@@ -174,8 +174,8 @@ impl State {
         for what in bad {
             self.repaired_blocks += 1;
             self.note(format!(
-                "on {device}, {what} of the catalog's copy failed its checksum, or could not be read (it is \
-                 damaged, or the power failed while it was written): it was repaired"
+                "on {device}, {what} of the catalog's copy failed its checksum, or could not be read (it was damaged, \
+                 or the power failed during its write): it was repaired"
             ));
         }
     }
@@ -193,7 +193,7 @@ impl State {
             return Err(io::Error::new(
                 io::ErrorKind::UnexpectedEof,
                 format!(
-                    "{count} bytes at {offset} of a catalog of {} bytes",
+                    "{count} bytes at {offset} are past the end of a catalog of {} bytes",
                     self.len
                 ),
             ));
@@ -255,7 +255,7 @@ impl State {
             bad.push((at, error.to_string()));
             first_error = first_error.or(Some(error));
         }
-        Err(first_error.unwrap_or_else(|| damaged("no copy of the catalog is here")))
+        Err(first_error.unwrap_or_else(|| damaged("no copy of the catalog is present")))
     }
 
     fn mend(&mut self, block: u64, content: &[u8], bad: Vec<(usize, String)>) {
@@ -282,7 +282,7 @@ impl State {
             if content[HEAD_BYTES..].iter().any(|byte| *byte != 0) {
                 return Err(io::Error::new(
                     io::ErrorKind::Unsupported,
-                    "the database's header is larger than the area can keep",
+                    "the database's header is larger than the area can hold",
                 ));
             }
             self.head.copy_from_slice(&content[..HEAD_BYTES]);

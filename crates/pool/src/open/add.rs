@@ -36,7 +36,7 @@ pub fn add_device(
         // Not even with `force`.
         Ok(label) if known(&label) => {
             return Err(PoolError::exists(format!(
-                "{} is in the pool already",
+                "{} is already in the pool",
                 device.spec
             )));
         }
@@ -96,7 +96,7 @@ fn label_alone(catalog: &Catalog, device: &NewDevice, label: &Label) -> Result<(
         if found.is_ok_and(|found| found.device_uuid == label.device_uuid) {
             was.write(store.as_ref())?;
             return Err(PoolError::exists(format!(
-                "{} is another name of {}, which is in the pool already",
+                "{} is another name for {}, which is already in the pool",
                 device.spec, was.device_index
             )));
         }

@@ -248,8 +248,8 @@ fn refuse_twins(devices: &[NewDevice], labels: &[Label]) -> Result<()> {
             .and_then(|at| devices.get(at))
             .map_or("another device", |twin| twin.spec.as_str());
         return Err(PoolError::invalid(format!(
-            "{} and {twin} are two names of one disk (multipath, or two loop devices over one file): give it once. \
-             No pool was made",
+            "{} and {twin} are two names of one disk (multipath, or two loop devices over one file): give it once. No \
+             pool was created",
             device.spec
         )));
     }

@@ -86,7 +86,7 @@ fn decode_info(value: &[u8]) -> Result<PoolInfo> {
         || !(MIN_EXTENT_BYTES..=MAX_EXTENT_BYTES).contains(&info.extent_bytes)
     {
         return Err(wrong(format!(
-            "extents of {} bytes cannot be",
+            "extents of {} bytes are invalid",
             info.extent_bytes
         )));
     }
@@ -108,28 +108,28 @@ impl Loader {
                 self.devices.push(record);
             }
             Table::DeviceNumbers => {
-                let device = u8::try_from(a).map_err(|_| wrong("the number of no device"))?;
+                let device = u8::try_from(a).map_err(|_| wrong("a number belongs to no device"))?;
                 self.device_numbers
                     .insert(DeviceIndex(device), codec::decode(value)?);
             }
             Table::Tenants => {
                 let record: TenantRecord = codec::decode(value)?;
                 if record.id.0 != a {
-                    return Err(wrong(format!("tenant {a} calls itself {}", record.id.0)));
+                    return Err(wrong(format!("tenant {a} is recorded as {}", record.id.0)));
                 }
                 self.tenants.push(record);
             }
             Table::Volumes => {
                 let record: VolumeRecord = codec::decode(value)?;
                 if record.id.0 != a {
-                    return Err(wrong(format!("volume {a} calls itself {}", record.id.0)));
+                    return Err(wrong(format!("volume {a} is recorded as {}", record.id.0)));
                 }
                 self.volumes.insert(record.id, PoolVolume::new(record));
             }
             Table::Exports => {
                 let record: ExportRecord = codec::decode_export(value)?;
                 if record.id.0 != a {
-                    return Err(wrong(format!("export {a} calls itself {}", record.id.0)));
+                    return Err(wrong(format!("export {a} is recorded as {}", record.id.0)));
                 }
                 self.exports.push(record);
             }
@@ -143,20 +143,22 @@ impl Loader {
             Table::HostReservations => {
                 let record: HostReservations = codec::decode(value)?;
                 if record.recent.len() > MAX_RECENT {
-                    return Err(wrong(format!("volume {a} remembers too many reservations")));
+                    return Err(wrong(format!(
+                        "volume {a} has too many recent reservations"
+                    )));
                 }
                 self.host_reservations.insert(VolumeId(a), record);
             }
             Table::Budgets => {
                 let budget = codec::decode(value)?;
                 if !self.budgets.load(a, b, budget) {
-                    return Err(wrong(format!("the budget {a}/{b} cannot be")));
+                    return Err(wrong(format!("the budget {a}/{b} is invalid")));
                 }
             }
             Table::StatedBudgets => self.budgets.load_stated(a, b, codec::decode(value)?),
             Table::States => self.states_chunk(a, b, value)?,
             Table::Reservations => {
-                let device = u8::try_from(a).map_err(|_| wrong("a reservation on no device"))?;
+                let device = u8::try_from(a).map_err(|_| wrong("a reservation is on no device"))?;
                 for (run, id) in codec::decode_reservations(DeviceIndex(device), b, value)? {
                     self.claim(id, run, ExtentState::Reserved)?;
                     self.volume(id.0)?.spare.insert(run);
@@ -177,9 +179,11 @@ impl Loader {
     }
 
     fn volume(&mut self, id: u64) -> Result<&mut PoolVolume> {
-        self.volumes
-            .get_mut(&VolumeId(id))
-            .ok_or_else(|| wrong(format!("extents of volume {id}, which does not exist")))
+        self.volumes.get_mut(&VolumeId(id)).ok_or_else(|| {
+            wrong(format!(
+                "extents belong to volume {id}, which does not exist"
+            ))
+        })
     }
 
     fn states_chunk(&mut self, device: u64, chunk: u64, value: &[u8]) -> Result<()> {
@@ -191,7 +195,7 @@ impl Loader {
         let slice = slice.filter(|slice| !slice.is_empty());
         codec::decode_states(
             value,
-            slice.ok_or_else(|| wrong(format!("states beyond device {device}")))?,
+            slice.ok_or_else(|| wrong(format!("there are states beyond device {device}")))?,
         )
     }
 
@@ -205,7 +209,7 @@ impl Loader {
                 .and_then(|base| base.checked_add(u64::from(run.start) + u64::from(run.count)));
             if last.is_none_or(|last| last > end) {
                 return Err(wrong(format!(
-                    "volume {volume} maps what is beyond its end"
+                    "volume {volume} maps extents beyond its end"
                 )));
             }
             let run = DeviceRun::new(run.device, run.extent, u64::from(run.count));
@@ -233,7 +237,7 @@ impl Loader {
             .filter(|states| run.end() <= states.len() as u64);
         let (Some(states), Some(unclaimed)) = (states, self.unclaimed.get_mut(device)) else {
             return Err(wrong(format!(
-                "{volume} has extents that {} lacks",
+                "{volume} has extents that {} does not have",
                 run.device
             )));
         };
@@ -284,7 +288,7 @@ pub(crate) fn load_records(
     }
     let info = loader
         .info
-        .ok_or_else(|| wrong("it does not say which pool it is"))?;
+        .ok_or_else(|| wrong("it does not name its pool"))?;
     if loader.devices.is_empty() {
         return Err(wrong("it has no devices"));
     }
@@ -312,7 +316,7 @@ pub(crate) fn load_records(
     pool.allocator.reservations = loader.reservations;
     for export in loader.exports {
         if pool.volumes.get(export.volume).is_err() {
-            return Err(wrong(format!("{} shows no volume", export.id)));
+            return Err(wrong(format!("{} exports no volume", export.id)));
         }
         pool.exports.load(export);
     }
@@ -498,9 +502,9 @@ mod tests {
             ("is not Owned", vec![states(4, 0), map(A, 0, 1, 0)]),
             ("is not Owned", vec![map(A, 0, 1, 60)]),
             ("is not Reserved", vec![states(0, 4), reservation(A, 0, 1)]),
-            ("lacks", vec![states(0, 64), map(A, 0, 2, 63)]),
-            ("lacks", vec![reserved(0, 1, &[(A, 1024, 1)])]),
-            ("lacks", vec![reserved(1, 0, &[(A, 0, 1)])]),
+            ("does not have", vec![states(0, 64), map(A, 0, 2, 63)]),
+            ("does not have", vec![reserved(0, 1, &[(A, 1024, 1)])]),
+            ("does not have", vec![reserved(1, 0, &[(A, 0, 1)])]),
             ("no device", vec![reserved(256, 0, &[(A, 0, 1)])]),
             ("out of range", vec![reserved(0, u64::MAX, &[])]),
             ("does not exist", vec![states(0, 4), map(9, 0, 1, 0)]),
@@ -543,7 +547,7 @@ mod tests {
                 )],
             ),
             (
-                "remembers too many",
+                "too many recent reservations",
                 vec![(
                     Key::new(Table::HostReservations, A, 0),
                     codec::encode(&HostReservations {
@@ -571,8 +575,8 @@ mod tests {
                 "cannot be read",
                 vec![(Key::new(Table::Budgets, 1, 0), vec![3, 1])],
             ),
-            ("the budget 1/2 cannot be", vec![budget(1, 2, 100)]),
-            ("the budget 1/0 cannot be", vec![budget(1, 0, 0)]),
+            ("the budget 1/2 is invalid", vec![budget(1, 2, 100)]),
+            ("the budget 1/0 is invalid", vec![budget(1, 0, 0)]),
             (
                 "cannot be read",
                 vec![(Key::new(Table::Maps, A, 0), vec![])],

@@ -87,7 +87,7 @@ pub fn open(devices: &[OpenDevice]) -> Result<Opened> {
         PoolError::new(
             error.kind,
             format!(
-                "pool {name:?}, of which {} devices are here: {}",
+                "pool {name:?}, of which {} devices are present: {}",
                 labelled.len(),
                 error.message
             ),
@@ -169,8 +169,8 @@ fn refuse_older_catalog(labelled: &[Labelled<'_>], catalog: &Catalog, number: u6
     }
     let left: Vec<&str> = left.iter().map(|one| one.device.spec.as_str()).collect();
     Err(PoolError::damaged(format!(
-        "the pool's catalog on {} is from start {}, but {} was part of start {}: what holds the catalog is an older \
-         copy. Bring the right one back",
+        "the pool's catalog on {} is from start {}, but {} took part in start {}: the device that holds the catalog \
+         is an older copy. Bring the right one back",
         left.join(" and "),
         number,
         newest.device.spec,
@@ -226,8 +226,7 @@ fn refuse_mixtures(labelled: &[Labelled<'_>]) -> Result<()> {
             .find(|two| two.label.device_uuid == one.label.device_uuid);
         if let Some(twin) = twin {
             return Err(PoolError::invalid(format!(
-                "{} and {} are the same device of the pool, or one is a copy of the other: give one \
-                 of them",
+                "{} and {} are the same device of the pool, or one is a copy of the other: give only one of them",
                 one.device.spec, twin.device.spec
             )));
         }
@@ -258,7 +257,8 @@ fn agrees(one: &Labelled<'_>, record: &DeviceRecord) -> Result<()> {
 
 fn older_copy(spec: &str, number: u64, known: u64) -> String {
     format!(
-        "{spec} is an older copy of the device: its label has number {number}, the pool's catalog knows number {known}"
+        "{spec} is an older copy of the device: its label has number {number}, but the pool's catalog has number \
+        {known}"
     )
 }
 
@@ -300,8 +300,8 @@ fn match_records(
         }
         if is_older || number > pool.info.opens {
             notes.push(format!(
-                "{} is taken although its number {number} is not the catalog's {}: what no volume maps there is zeroed \
-                 before its next use, and what a volume maps may be older",
+                "{} is accepted although its number {number} is not the catalog's {}: its unmapped extents are \
+                 zero-filled before their next use, and data that volumes map may be outdated",
                 one.device.spec,
                 known.max(pool.info.opens)
             ));
@@ -315,7 +315,7 @@ fn match_records(
         }
         if record.spec != one.device.spec {
             notes.push(format!(
-                "{} was at {} and is at {} now",
+                "{} was at {} and is now at {}",
                 record.index, record.spec, one.device.spec
             ));
             pool.set_device_spec(record.index, &one.device.spec)?;
@@ -328,8 +328,8 @@ fn match_records(
     };
     for one in labelled.iter().filter(|one| !is_known(one)) {
         notes.push(format!(
-            "{} carries the label of pool {:?}, which does not know it: adding it was not finished. It \
-             is left alone; it can be added again",
+            "{} has the label of pool {:?}, but the pool does not know it: adding it did not finish. It is left \
+             unchanged; you can add it again",
             one.device.spec, one.label.pool_name
         ));
     }

@@ -48,17 +48,17 @@ pub struct NewVolume {
 fn check_size(size_bytes: u64, block_bytes: u32) -> Result<()> {
     if size_bytes == 0 {
         return Err(PoolError::invalid(format!(
-            "a volume of 0 bytes: the least is one block, {block_bytes} bytes"
+            "a volume of 0 bytes: the minimum is one block, {block_bytes} bytes"
         )));
     }
     if !size_bytes.is_multiple_of(u64::from(block_bytes)) {
         return Err(PoolError::invalid(format!(
-            "a volume of {size_bytes} bytes: the size must be a multiple of its block, {block_bytes}"
+            "a volume of {size_bytes} bytes: the size must be a multiple of its block size, {block_bytes}"
         )));
     }
     if size_bytes > MAX_VOLUME_BYTES {
         return Err(PoolError::invalid(format!(
-            "a volume of {size_bytes} bytes: the most is {} ({MAX_VOLUME_BYTES} bytes)",
+            "a volume of {size_bytes} bytes: the maximum is {} ({MAX_VOLUME_BYTES} bytes)",
             format_bytes(MAX_VOLUME_BYTES)
         )));
     }
@@ -120,7 +120,7 @@ impl Pool {
         let tenant = self.tenants.named(&new.tenant)?.id;
         if self.volumes.names.contains_key(&(tenant, new.name.clone())) {
             return Err(PoolError::exists(format!(
-                "tenant {:?} has a volume {:?}",
+                "tenant {:?} already has a volume {:?}",
                 new.tenant, new.name
             )));
         }
@@ -133,12 +133,12 @@ impl Pool {
         let block_bytes = new.block_bytes.unwrap_or(smallest);
         if !matches!(block_bytes, 512 | 4096) {
             return Err(PoolError::invalid(format!(
-                "a block of {block_bytes} bytes: a volume's is 512 or 4096"
+                "a block of {block_bytes} bytes: a volume's block is 512 or 4096 bytes"
             )));
         }
         if block_bytes < smallest {
             return Err(PoolError::invalid(format!(
-                "a block of {block_bytes} bytes: the pool's devices have {smallest}, use that"
+                "a block of {block_bytes} bytes: the pool's devices have blocks of {smallest}, use that size"
             )));
         }
         check_size(new.size_bytes, block_bytes)?;
@@ -174,7 +174,7 @@ impl Pool {
         let record = &mut self.volumes.get_mut(volume)?.record;
         if size_bytes < record.size_bytes {
             return Err(PoolError::invalid(format!(
-                "volume {:?} has {} already and can only grow",
+                "volume {:?} already has {} and can only grow",
                 record.name,
                 format_bytes(record.size_bytes)
             )));

@@ -48,7 +48,7 @@ impl Pool {
     ) -> Result<Adopted> {
         if !self.adopting {
             return Err(PoolError::invalid(
-                "grants are adopted once, right after opening",
+                "grants can be adopted only once, right after opening",
             ));
         }
         let extent_bytes = self.info.extent_bytes;
@@ -101,7 +101,7 @@ impl Pool {
     pub fn finish_adoption(&mut self, same_boot: bool) -> Result<AdoptionReport> {
         if !self.adopting {
             return Err(PoolError::invalid(
-                "grants are adopted once, right after opening",
+                "grants can be adopted only once, right after opening",
             ));
         }
         self.adopting = false;

@@ -162,10 +162,10 @@ impl Budgets {
             if base < promised {
                 return Err(PoolError::invalid(match budget {
                     Some(_) => format!(
-                        "base {what} of {base} is less than the bases of the tenant's volumes together: at least {promised} fits"
+                        "base {what} of {base} is less than the sum of the bases of the tenant's volumes: give at least {promised}"
                     ),
                     None => format!(
-                        "the tenant's volumes have bases out of its own, of {promised} {what} together: take theirs away first"
+                        "the tenant's volumes have bases out of its own, {promised} {what} in total: remove theirs first"
                     ),
                 }));
             }

@@ -27,14 +27,14 @@ impl Pool {
         let index = usize::from(record.index.0);
         if index != self.devices.len() {
             return Err(PoolError::invalid(format!(
-                "{} of a pool that has {} devices",
+                "{} can't be added to a pool that has {} devices",
                 record.index,
                 self.devices.len()
             )));
         }
         if record.extents == 0 || self.devices.iter().any(|device| device.uuid == record.uuid) {
             return Err(PoolError::invalid(format!(
-                "{} is in the pool already, or holds nothing",
+                "{} is already in the pool, or has no extents",
                 record.spec
             )));
         }
@@ -44,7 +44,7 @@ impl Pool {
             .find(|volume| volume.block_bytes < record.block_bytes);
         if let Some(volume) = small {
             return Err(PoolError::invalid(format!(
-                "{} has blocks of {} bytes and volume {:?} has {}: use a device with smaller blocks",
+                "{} has blocks of {} bytes, but volume {:?} has blocks of {}: use a device with smaller blocks",
                 record.spec, record.block_bytes, volume.name, volume.block_bytes
             )));
         }
@@ -81,7 +81,7 @@ impl Pool {
     /// durable together.
     pub fn set_boot_id(&mut self, boot_id: &str) -> Result<()> {
         if boot_id.is_empty() || boot_id.len() > 64 {
-            return Err(PoolError::invalid(format!("{boot_id:?} is no boot id")));
+            return Err(PoolError::invalid(format!("{boot_id:?} is not a boot id")));
         }
         if self.info.boot_id != boot_id {
             self.info.boot_id = boot_id.to_owned();
@@ -129,7 +129,7 @@ impl Pool {
     pub(crate) fn distrust(&mut self, device: DeviceIndex) -> Result<()> {
         if !self.adopting {
             return Err(PoolError::invalid(
-                "a device is distrusted while it is opened",
+                "a device can be distrusted only while it is opened",
             ));
         }
         let (allocator, journal) = (&mut self.allocator, &mut self.journal);

@@ -32,11 +32,11 @@ fn check_hosts(hosts: &[String]) -> Result<()> {
             && host.bytes().all(|byte| byte.is_ascii_graphic());
         if !sound {
             return Err(PoolError::invalid(format!(
-                "{host:?} is no host NQN: a host's is in its /etc/nvme/hostnqn"
+                "{host:?} is not a host NQN: a host's NQN is in its /etc/nvme/hostnqn"
             )));
         }
         if hosts[..at].contains(host) {
-            return Err(PoolError::invalid(format!("host {host} is named twice")));
+            return Err(PoolError::invalid(format!("host {host} is listed twice")));
         }
     }
     Ok(())
@@ -127,8 +127,10 @@ impl Exports {
         let for_hosts = !new.hosts.is_empty() || new.any_host;
         if for_hosts == new.frontend.is_vm() {
             return Err(PoolError::invalid(match for_hosts {
-                false => "an export that no host may use: name host NQNs, or allow any host",
-                true => "hosts are of NVMe/TCP: who may open a machine's socket is its client",
+                false => "no host may use this export: name host NQNs, or allow any host",
+                true => {
+                    "hosts apply only to NVMe/TCP: any process that may open a VM's socket can be its client"
+                }
             }));
         }
         if let Frontend::VhostUser { queues, .. } = new.frontend
@@ -141,14 +143,14 @@ impl Exports {
         let all_share = new.shared && self.of_volume(volume.id).all(|export| export.shared);
         if self.shows(volume.id) && !all_share && !new.only_reads {
             return Err(PoolError::exists(format!(
-                "volume {:?} is exported; two exports that may write need to be shared, both of them",
+                "volume {:?} is exported; two exports that may write must both be shared",
                 volume.name
             )));
         }
         let is_tcp = |export: &ExportRecord| !export.frontend.is_vm();
         if !new.frontend.is_vm() && self.of_volume(volume.id).any(is_tcp) {
             return Err(PoolError::exists(format!(
-                "volume {:?} is exported by NVMe/TCP, which has any number of hosts",
+                "volume {:?} is already exported by NVMe/TCP, and that export can serve any number of hosts",
                 volume.name
             )));
         }
@@ -159,7 +161,7 @@ impl Exports {
             )));
         }
         if new.socket.is_some() && self.by_id.values().any(|e| e.socket == new.socket) {
-            return Err(PoolError::exists("another export has this socket"));
+            return Err(PoolError::exists("another export uses this socket"));
         }
         Ok(())
     }
@@ -173,7 +175,7 @@ impl Exports {
         check_hosts(hosts)?;
         if self.get(export)?.frontend.is_vm() {
             return Err(PoolError::invalid(
-                "hosts are of NVMe/TCP: who may open a machine's socket is its client",
+                "hosts apply only to NVMe/TCP: any process that may open a VM's socket can be its client",
             ));
         }
         Ok(())

@@ -115,7 +115,7 @@ impl Hosts {
     ) -> Result<bool> {
         if addresses.len() > MAX_PORTS {
             return Err(PoolError::invalid(format!(
-                "{} addresses to listen at: the most is {MAX_PORTS}",
+                "{} addresses to listen at: the maximum is {MAX_PORTS}",
                 addresses.len()
             )));
         }

@@ -285,7 +285,7 @@ impl Pool {
     pub(crate) fn ready(&self) -> Result<()> {
         if self.adopting {
             return Err(PoolError::in_use(
-                "the grants of the daemon before this one are not adopted yet",
+                "the grants of the previous daemon are not adopted yet",
             ));
         }
         Ok(())

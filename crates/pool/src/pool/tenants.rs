@@ -20,7 +20,7 @@ pub(crate) fn check_name(what: &str, name: &str) -> Result<()> {
         return Ok(());
     }
     Err(PoolError::invalid(format!(
-        "{name:?} is no name for a {what}: use 1 to {MAX_NAME_BYTES} of a-z, 0-9 and -, not first"
+        "{name:?} is not a valid name for a {what}: use 1 to {MAX_NAME_BYTES} of a-z, 0-9 and -, but no - first"
     )))
 }
 
@@ -58,7 +58,7 @@ impl Tenants {
     pub(super) fn check_new(&self, name: &str) -> Result<()> {
         check_name("tenant", name)?;
         if self.by_name.contains_key(name) {
-            return Err(PoolError::exists(format!("tenant {name:?} exists")));
+            return Err(PoolError::exists(format!("tenant {name:?} already exists")));
         }
         Ok(())
     }

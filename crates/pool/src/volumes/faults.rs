@@ -93,7 +93,7 @@ impl Volumes {
         let end = target.extents(self.extent_bytes);
         if logical >= end {
             return Err(PoolError::invalid(format!(
-                "extent {logical} of {volume}, which has {end}"
+                "extent {logical} is past the end of {volume}, which has {end} extents"
             )));
         }
         let Some(run) = target.map.run_at(logical, RUN_LIMIT) else {
@@ -193,7 +193,7 @@ impl Volumes {
         let end = self.get(volume)?.extents(self.extent_bytes);
         if first.0.checked_add(count).is_none_or(|last| last > end) {
             return Err(PoolError::invalid(format!(
-                "{count} extents from {} of {volume}, which has {end}",
+                "{count} extents from {} are past the end of {volume}, which has {end} extents",
                 first.0
             )));
         }

@@ -181,7 +181,7 @@ impl PendingSet {
         (!sound).then(|| {
             format!(
                 "{} mappings that are not durable are listed as {} by sequence and {waiting} by \
-                 device (of {uncarried}), {lost} of these lists wrongly",
+                 device (of {uncarried}); {lost} of these lists are wrong",
                 self.by_logical.len(),
                 listed
             )

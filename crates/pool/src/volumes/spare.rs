@@ -126,7 +126,7 @@ impl Volumes {
         }
         if reserved_bytes > size_bytes {
             return Err(PoolError::invalid(format!(
-                "{} can't be reserved for a volume of {}: no more than its size can be",
+                "{} can't be reserved for a volume of {}: a reservation can't exceed the volume's size",
                 format_bytes(reserved_bytes),
                 format_bytes(size_bytes)
             )));

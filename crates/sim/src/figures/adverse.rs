@@ -72,13 +72,13 @@ pub(super) fn adversaries(effort: Effort) -> Figure {
 /// Tenants wake at once and ask for their base; the result is the slowest one's.
 pub(super) fn wakers(_: Effort) -> Figure {
     let mut figure = Figure {
-        title: "Tenants that wake at once: what the slowest had of its base, since it woke".into(),
+        title: "Tenants that wake at once: the slowest tenant's share of its base since it woke".into(),
         across: "wakers",
         unit: "% of its base",
         columns: ["2 windows", "4 windows", "8 windows", "32 windows", "most behind, I/Os"]
             .map(str::to_owned)
             .to_vec(),
-        assumed: "2 reactors, 100 Gbit/s, 2 bursting at depth 512; each wakes with a base of 20,000 (6 I/Os a window); an I/O that is under way is not had yet"
+        assumed: "2 reactors, 100 Gbit/s, 2 bursting at depth 512; each wakes with a base of 20,000 (6 I/Os a window); an I/O in flight does not count yet"
             .into(),
         ..Figure::default()
     };
@@ -128,7 +128,7 @@ fn with_device(device_truth: f64) -> Model {
 /// A victim before a device with wrong costs.
 pub(super) fn device(effort: Effort) -> Figure {
     let mut figure = Figure {
-        title: "4 KiB reads at depth 1 beside 15 bursting, before a device slower or faster than its costs say"
+        title: "4 KiB reads at depth 1 beside 15 bursting, on a device slower or faster than its calibrated costs"
             .into(),
         across: "of its cost",
         unit: "us; thousand IOPS",
@@ -180,7 +180,7 @@ pub(super) fn device(effort: Effort) -> Figure {
 /// Without one technique each.
 pub(super) fn ablation(effort: Effort) -> Figure {
     let mut figure = Figure {
-        title: "Without one technique each: a victim at depth 1, 7 that pulse within their base, 24 bursting at depth 64".into(),
+        title: "With one technique off at a time: a victim at depth 1, 7 that pulse within their base, 24 bursting at depth 64".into(),
         across: "without",
         unit: "us, and %",
         columns: ["mean", "p99", "p99.9", "bytes, % of wild's", "pulses throttled, %"]
@@ -198,7 +198,7 @@ pub(super) fn ablation(effort: Effort) -> Figure {
             "short queue",
             "policy (wild)",
         ],
-        assumed: "2 reactors, 100 Gbit/s, 4 to 16 KiB, costs 1.3 times what is calibrated".into(),
+        assumed: "2 reactors, 100 Gbit/s, 4 to 16 KiB, costs 1.3 times the calibrated ones".into(),
         ..Figure::default()
     };
     let model = || Model {

@@ -127,22 +127,22 @@ pub const FIGURES: &[(&str, &str, Make)] = &[
     ("tails", "the same victim's p99 and p99.9", paper::tails),
     (
         "burst",
-        "the most that one tenant and all together get, each policy",
+        "the maximum for one tenant and for all together, under each policy",
         paper::most,
     ),
     (
         "estimate",
-        "costs that are estimated at half of what they are (the paper's Table 3)",
+        "costs estimated at half their real value (the paper's Table 3)",
         paper::estimate,
     ),
     (
         "base",
-        "a base of 20,000 IOPS asked for at each depth",
+        "a base of 20,000 IOPS, requested at each depth",
         within::base,
     ),
     (
         "wake",
-        "a tenant that wakes, with streams of more and more IOPS",
+        "a tenant that wakes, with streams of increasing IOPS",
         within::wake,
     ),
     (
@@ -152,7 +152,7 @@ pub const FIGURES: &[(&str, &str, Make)] = &[
     ),
     (
         "balance",
-        "one tenant's queues over 1 to 6 reactors, each way of spreading",
+        "one tenant's queues over 1 to 6 reactors, with each way of spreading",
         scale::balance,
     ),
     (
@@ -162,7 +162,7 @@ pub const FIGURES: &[(&str, &str, Make)] = &[
     ),
     (
         "adversaries",
-        "what tenants who know how this works cost a victim",
+        "how much tenants that exploit the scheduler cost a victim",
         adverse::adversaries,
     ),
     (
@@ -172,12 +172,12 @@ pub const FIGURES: &[(&str, &str, Make)] = &[
     ),
     (
         "device",
-        "a device of our own that is slower or faster than its costs say",
+        "a local device that is slower or faster than its calibrated costs",
         adverse::device,
     ),
     (
         "ablation",
-        "the same neighbours, without one technique each",
+        "the same neighbours, with one technique off at a time",
         adverse::ablation,
     ),
 ];

@@ -138,13 +138,13 @@ pub(super) fn latency(effort: Effort) -> Figure {
         };
         figure.claims.push(Claim {
             what: format!(
-                "{kind}, the processor first come first served: less latency than wild, mean where wild's is at least twice that alone, %"
+                "{kind}, with a first-come, first-served processor: latency reduction against wild, the mean where wild's latency is at least twice that alone, %"
             ),
             paper,
             range,
             better: Better::More,
             ours: mean(&plain),
-            why: "Not ours, but as the paper seems to have it: what is left is that less stands before the processor",
+            why: "Not our scheduler, but what the paper seems to use: only the shorter queue at the processor remains",
         });
         figure.claims.push(Claim {
             what: format!("{kind}, as in the table"),
@@ -152,7 +152,7 @@ pub(super) fn latency(effort: Effort) -> Figure {
             range,
             better: Better::More,
             ours: mean(&cuts),
-            why: "Here those within their base stand first at the processor",
+            why: "Here, tenants within their base go first at the processor",
         });
     }
     figure.rows = rows;
@@ -161,7 +161,7 @@ pub(super) fn latency(effort: Effort) -> Figure {
 
 pub(super) fn tails(effort: Effort) -> Figure {
     let mut figure = Figure {
-        title: "The worst of 4 KiB at depth 1, neighbours bursting".into(),
+        title: "Tail latency of 4 KiB at depth 1, neighbours bursting".into(),
         across: "depth",
         unit: "us",
         assumed: "2 reactors, 100 Gbit/s, 31 neighbours (20,000 IOPS each), each with 4 queues"
@@ -194,7 +194,7 @@ pub(super) fn tails(effort: Effort) -> Figure {
 /// One tenant alone and thirty-two together, in GB/s and thousands of IOPS.
 pub(super) fn most(effort: Effort) -> Figure {
     let mut figure = Figure {
-        title: "The most that is had by bursting".into(),
+        title: "Maximum throughput by bursting".into(),
         across: "load",
         unit: "GB/s, or 100,000 IOPS",
         columns: Policy::ALL.iter().map(|policy| policy.name().to_owned()).collect(),
@@ -266,7 +266,7 @@ fn twice_the_base(effort: Effort) -> Claim {
         had[1..].iter().map(|had| had.latency.count()).sum::<u64>() as f64
     };
     Claim {
-        what: "15 tenants that burst to twice their base, of what static limits give".into(),
+        what: "15 tenants that burst to twice their base, relative to static limits".into(),
         paper: "1.7 to 2.5 times (YCSB)",
         range: (1.7, 2.5),
         better: Better::Neither,
@@ -291,21 +291,21 @@ fn less_than_wild(losses: &[f64]) -> Vec<Claim> {
         (
             "32 tenants, IOPS",
             losses[3],
-            "What is lost is what is not given out (`utilisation`): the reserve that nobody came for is, a window later",
+            "The loss is the share that is not given out (`utilisation`); an unused reserve is given out one window later",
         ),
         (
             "32 tenants, bytes",
             losses[1],
-            "What waits in a lane for one link keeps those behind it from the other (`32 bytes apart` is without). What is lost by that is given out again (`link_carried`)",
+            "An I/O that waits in a lane for one link blocks the I/Os behind it from the other link (`32 bytes apart` is without this). The loss is given out again (`link_carried`)",
         ),
         (
-            "32 tenants, bytes, if links' delays were told",
+            "32 tenants, bytes, if the links' delays were known",
             losses[5],
-            "Not ours: the engine can't tell them. The paper's delays are of all but the backend",
+            "Not our scheduler: the engine can't measure them. The paper's delays include everything but the backend",
         ),
     ];
     let claim = |(name, ours, why): (&str, f64, &'static str)| Claim {
-        what: format!("{name}: less than wild, %"),
+        what: format!("{name}: reduction against wild, %"),
         paper: "5 to 8 % less",
         range: (5.0, 8.0),
         better: Better::Less,
@@ -329,12 +329,12 @@ fn wrong() -> Model {
 /// Table 3: costs at half of the truth.
 pub(super) fn estimate(effort: Effort) -> Figure {
     let mut figure = Figure {
-        title: "Costs that are really twice what is calibrated".into(),
+        title: "Real costs twice the calibrated ones".into(),
         across: "policy",
         unit: "us",
         columns: vec!["reads".into(), "writes".into(), "correction".into()],
         names: vec!["wild", "uncorrected", "corrected", "ours, not c.", "ours"],
-        assumed: "2 reactors, 31 neighbours at depth 32, 4 to 16 KiB; the processor's time really 2 times. The first three: lanes begin in wild's rounds under each policy, and nobody goes first. Ours: as everywhere else".into(),
+        assumed: "2 reactors, 31 neighbours at depth 32, 4 to 16 KiB; the real processor time is twice the calibrated one. In the first three, lanes start in wild's rounds under each policy, and no tenant goes first. Ours: as in all other figures".into(),
         ..Figure::default()
     };
     let ours = || Model {
@@ -374,12 +374,12 @@ pub(super) fn estimate(effort: Effort) -> Figure {
         (
             "",
             [4, 3],
-            "Whoever is within its base stands first, and little stands before the processor, whatever costs say",
+            "Tenants within their base go first, and the queue at the processor is short, whatever the costs",
         ),
         (
             ", in wild's rounds",
             [2, 1],
-            "Not ours, but as the paper seems to have it: in a window a lane begins what it was given, which is twice what there is. All take twice as long, as its faults of hardware make them. If all that may begin stood before the processor at once, in order, the uncorrected would be 89 and 91 %, but threads that look at queues have no such order",
+            "Not our scheduler, but what the paper seems to use: in a window, a lane starts what it was given, which is twice the capacity. All I/Os take twice as long, as the paper's hardware faults cause. If all permitted I/Os queued at the processor at once, in order, the uncorrected result would be 89 and 91 %, but threads that poll queues have no such order",
         ),
     ] {
         for (at, published) in published.into_iter().enumerate() {

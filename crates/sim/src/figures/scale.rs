@@ -15,7 +15,7 @@ pub(super) fn balance(effort: Effort) -> Figure {
         columns: ["one-to-one", "stealing", "one-to-n", "busiest/idlest 1:1", "busiest/idlest 1:n"]
             .map(str::to_owned)
             .to_vec(),
-        assumed: "depth 1024, 100 Gbit/s; with one-to-n one reactor is home to all of its queues and the others are idle, so they help; where others may steal, an I/O takes 54 % more of a processor (the paper's 35 % less throughput)".into(),
+        assumed: "depth 1024, 100 Gbit/s; with one-to-n, one reactor is home to all of the tenant's queues and the idle others help; with stealing, an I/O takes 54 % more processor time (the paper's 35 % less throughput)".into(),
         ..Figure::default()
     };
     for reactors in 1..=6usize {
@@ -56,21 +56,21 @@ pub(super) fn balance(effort: Effort) -> Figure {
             "near linear",
             (1.8, 2.1),
             at(1, 2) / at(0, 2),
-            "Whoever is idle and has the least carries an I/O out, and it costs no more there; home admits them all",
+            "The idle reactor with the least work processes an I/O at no extra cost; the home reactor admits them all",
         ),
         (
             "one-to-n: busiest to idlest of six",
-            "about as when users balance",
+            "about the same as when users balance",
             (1.0, 1.1),
             at(5, 4),
             "The same",
         ),
         (
-            "stealing, two reactors: less than one-to-n, %",
+            "stealing, two reactors: reduction against one-to-n, %",
             "stealing costs 35 % of throughput",
             about(35.0),
             100.0 * (1.0 - at(1, 1) / at(1, 2)),
-            "Assumed, not found: what an I/O costs more is made of it",
+            "Assumed, not measured: the extra cost of an I/O is derived from it",
         ),
     ];
     figure.claims = claims
@@ -98,7 +98,7 @@ pub(super) fn scale(effort: Effort) -> Figure {
         columns: ["tenants", "mean", "p99", "wild mean", "IOPS", "wild IOPS"]
             .map(str::to_owned)
             .to_vec(),
-        assumed: "100 Gbit/s to each two reactors, the others at depth 16, 4 to 16 KiB".into(),
+        assumed: "100 Gbit/s for every two reactors, the others at depth 16, 4 to 16 KiB".into(),
         ..Figure::default()
     };
     // With many more I/Os a shorter time suffices.

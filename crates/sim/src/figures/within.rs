@@ -18,11 +18,11 @@ fn near() -> Model {
 /// A base of 20,000 IOPS at each depth up to 8, beside 8 bursting tenants.
 pub(super) fn base(effort: Effort) -> Figure {
     let mut figure = Figure {
-        title: "IOPS of a tenant with a base of 20,000 that asks for just that".into(),
+        title: "IOPS of a tenant with a base of 20,000 that requests exactly its base".into(),
         across: "depth",
         unit: "IOPS",
         columns: ["burst", "wild", "alone", "bytes burst", "bytes wild"].map(str::to_owned).to_vec(),
-        assumed: "2 reactors, 8 neighbours at depth 32, each with 4 queues, 4 to 16 KiB, and 4 to 128 KiB (bytes); wild: the mean of 8 runs; a backend of 30 us (the paper's 20,000 one after the other need one below 50 us)".into(),
+        assumed: "2 reactors, 8 neighbours at depth 32, each with 4 queues, 4 to 16 KiB, and 4 to 128 KiB (bytes); wild: the mean of 8 runs; a backend of 30 us (the paper's 20,000 sequential I/Os need one below 50 us)".into(),
         ..Figure::default()
     };
     figure.parameters = described(&near(), &Params::default());
@@ -68,12 +68,12 @@ pub(super) fn base(effort: Effort) -> Figure {
     }
     figure.claims = vec![
         Claim {
-            what: "depths at which the base is had".into(),
+            what: "depths at which the base is reached".into(),
             paper: "8 of 8",
             range: (8.0, 8.0),
             better: Better::Neither,
             ours: f64::from(had_it),
-            why: "Beside 4 to 16 KiB. Beside many bytes a link's queue is longer than 20,000 one after the other leave time for: there the base is had from a depth of some more on",
+            why: "Beside 4 to 16 KiB. Beside large I/Os, a link's queue is too long for 20,000 sequential I/Os: there the base is reached from a slightly larger depth on",
         },
         Claim {
             what: "depths at which wild misses it".into(),
@@ -81,7 +81,7 @@ pub(super) fn base(effort: Effort) -> Figure {
             range: (7.0, 7.0),
             better: Better::Neither,
             ours: f64::from(missed),
-            why: "Where most is under way a round takes long: as long as neighbours' batches (`batch_ns`) make it",
+            why: "With the most I/Os in flight, a round takes as long as the neighbours' batches (`batch_ns`) make it",
         },
         Claim {
             what: "wild's lowest, IOPS".into(),
@@ -89,7 +89,7 @@ pub(super) fn base(effort: Effort) -> Figure {
             range: about(4_000.0),
             better: Better::Neither,
             ours: lowest,
-            why: "8 neighbours at depth 32 with 4 queues each, as the paper has beside its databases. What is under way gathers now at one reactor, now at the other, so IOPS go up by less than the depth",
+            why: "8 neighbours at depth 32 with 4 queues each, as beside the paper's databases. I/Os in flight gather at one reactor, then at the other, so IOPS grow less than the depth",
         },
     ];
     figure
@@ -98,7 +98,7 @@ pub(super) fn base(effort: Effort) -> Figure {
 /// An idle tenant with a base of 45,000 wakes and asks for ever more.
 pub(super) fn wake(_: Effort) -> Figure {
     let mut figure = Figure {
-        title: "A tenant with a base of 45,000 that wakes among bursting ones".into(),
+        title: "A tenant with a base of 45,000 that wakes among bursting tenants".into(),
         across: "thousand IOPS",
         unit: "% of its I/Os",
         columns: vec!["throttled".into(), "throttled, no reserve".into()],
@@ -133,7 +133,7 @@ pub(super) fn wake(_: Effort) -> Figure {
         range: (0.0, 0.0),
         better: Better::Neither,
         ours: below,
-        why: "What it has not been given yet is in the reserve, or taken from who bursts; without a reserve more wait",
+        why: "What the tenant has not been given yet comes from the reserve, or from bursting tenants; without a reserve, more I/Os wait",
     }];
     figure
 }
@@ -171,7 +171,7 @@ pub(super) fn transactions(effort: Effort) -> Figure {
         columns: ["reads wild", "reads burst", "writes wild", "writes burst", "p99 wild", "p99 burst", "p99.9 wild", "p99.9 burst"]
             .map(str::to_owned)
             .to_vec(),
-        assumed: "2 reactors, a base of 100,000 IOPS and 1,400 MB/s, limits of 200,000 and 2,800 MB/s, neighbours at depth 32, each with 4 queues, 4 to 128 KiB; 4 transactions at once, of 2 writes one after the other (a log, and a binary log) and 200 us of the database's own".into(),
+        assumed: "2 reactors, a base of 100,000 IOPS and 1,400 MB/s, limits of 200,000 and 2,800 MB/s, neighbours at depth 32, each with 4 queues, 4 to 128 KiB; 4 transactions at once, each with 2 sequential writes (a log, and a binary log) and 200 us of the database's own work".into(),
         ..Figure::default()
     };
     for bursters in [8usize, 15] {
@@ -189,18 +189,20 @@ pub(super) fn transactions(effort: Effort) -> Figure {
         let less = |ours: f64, wild: f64| 100.0 * (1.0 - ours / wild);
         let claims = [
             (
-                format!("transactions that write, beside {bursters}: less latency than wild, %"),
+                format!(
+                    "transactions that write, beside {bursters}: latency reduction against wild, %"
+                ),
                 published,
                 range,
                 less(takes(&wb), takes(&ww)),
-                "The more a database does itself, the less: 200 us are assumed",
+                "The more work the database itself does, the smaller the reduction: 200 us are assumed",
             ),
             (
-                format!("reads' I/Os, beside {bursters}: less latency than wild, %"),
-                "transactions that read: about as with wild",
+                format!("reads' I/Os, beside {bursters}: latency reduction against wild, %"),
+                "transactions that read: about the same as with wild",
                 (-10.0, 10.0),
                 less(rb.mean_us(), rw.mean_us()),
-                "The paper's databases find most of what they read in their own memory; these are the I/Os of what they don't",
+                "The paper's databases find most reads in their own memory; these are the I/Os of the remaining reads",
             ),
         ];
         let claims = claims.map(|(what, paper, range, ours, why)| Claim {

@@ -26,10 +26,10 @@ crate::named::named_errors! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum RingError {
         /// Unsupported queue size.
-        #[error("a queue of that size can't be served")]
+        #[error("a queue of a size that is not supported")]
         Size,
         /// A part is too short for the size.
-        #[error("a part of the ring is shorter than its size demands")]
+        #[error("a part of the ring is shorter than its size requires")]
         TooShort,
         /// A part is not in guest memory.
         #[error("a part of the ring is not in the guest's memory")]
@@ -50,7 +50,7 @@ crate::named::named_errors! {
         #[error("a chain of descriptors does not end")]
         Loop,
         /// A descriptor of length 0.
-        #[error("a descriptor of no bytes")]
+        #[error("a descriptor of zero bytes")]
         Empty,
         /// An address or a length overflows.
         #[error("a descriptor's or chain's length overflows")]
@@ -59,10 +59,10 @@ crate::named::named_errors! {
         #[error("a readable descriptor follows a writable one")]
         Order,
         /// Too many pieces.
-        #[error("a chain of more pieces than a request may have")]
+        #[error("a chain with more pieces than a request may have")]
         TooManyPieces,
         /// An indirect table without the feature, nested, with NEXT, or of a wrong length.
-        #[error("an indirect table that may not be")]
+        #[error("an indirect table that is not allowed")]
         Indirect,
         /// An indirect table outside guest memory.
         #[error("an indirect table outside the guest's memory")]

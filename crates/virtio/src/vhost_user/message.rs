@@ -61,22 +61,22 @@ crate::named::named_errors! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum MessageError {
         /// Its version isn't 1.
-        #[error("a message of another version of the protocol")]
+        #[error("a message of another protocol version")]
         Version,
         /// An unexpected reply.
-        #[error("a reply that nobody asked for")]
+        #[error("a reply without a request")]
         Reply,
         /// Too long.
-        #[error("a message longer than any may be")]
+        #[error("a message that is too long")]
         TooLong,
         /// A wrong length for its kind.
-        #[error("a message whose length is not its kind's")]
+        #[error("a message whose length does not match its kind")]
         Size,
         /// A wrong number of descriptors for its kind.
-        #[error("a message with more or fewer descriptors than its kind has")]
+        #[error("a message with more or fewer descriptors than its kind needs")]
         Descriptors,
         /// Too many memory regions.
-        #[error("a table of too many memory regions")]
+        #[error("a table with too many memory regions")]
         Regions,
     }
 }

@@ -19,22 +19,22 @@ crate::named::named_errors! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Refusal {
         /// Unknown, or its feature is missing.
-        #[error("a request that is not served, or not without a feature that was not acknowledged")]
+        #[error("a request that is not supported, or that needs a feature that was not acknowledged")]
         Unsupported,
         /// Features that were not offered, or can't change now.
         #[error("features that were not offered, or that can't be changed now")]
         Features,
         /// No such queue.
-        #[error("a queue that there is not: num-queues= of a disk may be no more than its export has")]
+        #[error("a queue that does not exist: num-queues= of a disk must not exceed the queues of its export")]
         Queue,
         /// Unsupported queue size.
-        #[error("a queue of a size that is not served")]
+        #[error("a queue of a size that is not supported")]
         QueueSize,
         /// The ring is in use.
         #[error("a ring that would move while it is in use")]
         InUse,
         /// An invalid value.
-        #[error("a value that makes no sense")]
+        #[error("a value that is invalid")]
         Value,
     }
 }

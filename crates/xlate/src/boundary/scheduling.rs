@@ -65,7 +65,9 @@ pub fn params_of<'a>(set: impl Iterator<Item = (&'a str, f64)>) -> Result<Params
         if !params.set(name, value).map_err(|bad| bad.to_string())? {
             let known: Vec<&str> = params.values().map(|(name, _)| name).collect();
             let known = known.join(", ");
-            return Err(format!("there is no parameter `{name}`: there are {known}"));
+            return Err(format!(
+                "there is no parameter `{name}`; the parameters are {known}"
+            ));
         }
     }
     Ok(params)

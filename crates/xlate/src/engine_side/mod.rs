@@ -537,7 +537,7 @@ impl EngineSide {
         if refused > 0 {
             let text = format!(
                 "{refused} faults were refused, and their commands interrupted: more than \
-                 {MAX_FAULTS} had no answer while no daemon was there"
+                 {MAX_FAULTS} waited for an answer while no daemon was running"
             );
             out.push(Effect::Say(FromEngine::Notice { text }));
         }

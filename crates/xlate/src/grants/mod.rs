@@ -213,7 +213,7 @@ impl GrantTable {
             for gap in gaps {
                 if table.room() == 0 {
                     return Err(io::Error::other(
-                        "the grant table is too full to be put in order",
+                        "the grant table is too full to be compacted",
                     ));
                 }
                 table.fill(grant.part(gap));

@@ -185,7 +185,7 @@ fn what_cannot_be_is_refused_with_what_would_fit() {
         });
         kept.await.unwrap();
         let refused = life.tenant_budget(Some(put(800, 5000))).await.unwrap_err();
-        assert!(refused.message.contains("at least 900 fits"), "{refused}");
+        assert!(refused.message.contains("give at least 900"), "{refused}");
         assert!(
             life.tenant_budget(None).await.is_err(),
             "its volumes have bases"

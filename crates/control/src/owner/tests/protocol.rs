@@ -315,13 +315,13 @@ fn why_a_volume_can_not_be_made_is_told_as_it_is() {
                 "can't be reserved",
                 Some("reserve less"),
             ),
-            ("b", 0, 0, "the least is one block, 4096 bytes", None),
+            ("b", 0, 0, "the minimum is one block, 4096 bytes", None),
             ("b", 1000, 1 << 30, "a multiple of its block", None),
             (
                 "b",
                 70_400_000_004_096,
                 0,
-                "70400000004096 bytes: the most is 64 TiB (70368744177664 bytes)",
+                "70400000004096 bytes: the maximum is 64 TiB (70368744177664 bytes)",
                 None,
             ),
         ] {

@@ -250,7 +250,7 @@ impl Cache {
                 in_flight: Vec::new(),
                 flushes: Vec::new(),
             }),
-            gate: HangGate::new().map_err(failed("making an eventfd"))?,
+            gate: HangGate::new().map_err(failed("creating an eventfd"))?,
         };
         this.lock(visible)
             .map_err(failed("completing its last step"))?;

@@ -50,10 +50,10 @@ pub(super) fn device(mapped: bool) -> Device {
 
 pub(super) fn closing(broken: Broken) -> Closing {
     Closing(match broken {
-        Broken::Short => "a message of its is shorter than it says",
-        Broken::Long => "a message of its is too long",
-        Broken::NotACommand => "it sent something that is no command",
-        Broken::Version => "it agreed on no version of the protocol",
+        Broken::Short => "its message is shorter than it says",
+        Broken::Long => "its message is too long",
+        Broken::NotACommand => "it sent a message that is not a command",
+        Broken::Version => "it agreed on no protocol version",
     })
 }
 
@@ -116,7 +116,7 @@ impl Pcie {
                     address, len_bytes, ..
                 } = map;
                 turn.client.report_refused(|| format!(
-                    "a map of its memory ({len_bytes} bytes at {address:#x}) was refused: {error} ({errno})"
+                    "its request to map memory ({len_bytes} bytes at {address:#x}) was refused: {error} ({errno})"
                 ));
                 RequestOutcome::Failed(errno)
             }
@@ -249,13 +249,13 @@ impl Pcie {
 
 /// Reports a memory map that broke the protocol's rules.
 pub(super) fn report_bad_map(client: &mut Client, error: Errno) {
-    let rule = "it must be whole pages, to be read or written, with one descriptor at most";
-    client.report_refused(|| format!("a map of its memory was refused: {rule} ({error})"));
+    let rule = "a mapping must be whole pages, readable or writable, with at most one descriptor";
+    client.report_refused(|| format!("its request to map memory was refused: {rule} ({error})"));
 }
 
 fn make_doorbells(client: &mut Client) -> Result<(), Closing> {
     if client.held(slot::DOORBELLS).is_none() {
-        let failed = Closing("its doorbells can't be made");
+        let failed = Closing("its doorbells can't be created");
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let fd = rustix::fs::memfd_create("forebay-doorbells", flags).map_err(|_| failed)?;
         let bytes = DOORBELLS_AT + DOORBELLS_BYTES;

@@ -96,7 +96,7 @@ impl Pcie {
     pub(crate) fn new(turn: &mut Turn<'_>) -> Result<Self, Closing> {
         let client = &turn.client;
         let export = client.export();
-        let failed = Closing("its machine file can't be used");
+        let failed = Closing("its saved state can't be used");
         let fd = client.file().fd().try_clone_to_owned();
         let file = fd.and_then(|fd| VmFile::adopt(fd, export.export, export.frontend.word()));
         let records = file.and_then(CommandRecords::new).map_err(|_| failed)?;
@@ -203,7 +203,7 @@ impl Pcie {
 
 fn config(client: &Client) -> Result<ControllerConfig, Closing> {
     let export = client.export();
-    let nqn = Nqn::parse(&export.nqn).map_err(|_| Closing("its export has no sound NQN"))?;
+    let nqn = Nqn::parse(&export.nqn).map_err(|_| Closing("its export's NQN is invalid"))?;
     let cntlid = memory::cntlid(export.export);
     Ok(ControllerConfig {
         mdts_bytes: MDTS_BYTES,

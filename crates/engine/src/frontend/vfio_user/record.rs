@@ -136,7 +136,7 @@ impl CommandRecords {
         let records = Self { file };
         match records.file.area::<Area>(0, 1) {
             Some(_) => Ok(records),
-            None => Err(io::Error::other("the machine file is too short")),
+            None => Err(io::Error::other("the saved state is too short")),
         }
     }
 

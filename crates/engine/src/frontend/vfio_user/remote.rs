@@ -33,7 +33,7 @@ use std::os::fd::AsFd;
 pub(crate) const PLACES: usize = 2;
 /// Time limit for a client's answer.
 pub(crate) const ASK_LIMIT_NS: u64 = 20_000_000_000;
-const LATE: Closing = Closing("it did not answer for memory that it alone reaches");
+const LATE: Closing = Closing("it did not answer a request for memory that only it can access");
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum RemoteStep {

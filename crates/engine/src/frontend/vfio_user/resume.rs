@@ -16,7 +16,7 @@ use forebay_nvme::pcie::{QUEUES, RegisterEffect, queue};
 use forebay_nvme::{Cqe, Sqe, Status};
 use std::sync::atomic::Ordering::Release;
 
-pub(super) const DAMAGED: Closing = Closing("its machine file is damaged");
+pub(super) const DAMAGED: Closing = Closing("its saved state is damaged");
 
 impl Pcie {
     pub(super) fn make_queues(&mut self, turn: &mut Turn<'_>) -> Result<(), Closing> {

@@ -94,7 +94,7 @@ impl Notices {
                     count += 1;
                 }
                 Ok(_) => {
-                    let why = Closing("its channel for requests took a part of one");
+                    let why = Closing("its channel for requests took only part of one");
                     turn.client.fail(why);
                     self.calls = 0;
                 }

@@ -41,15 +41,15 @@ impl From<Closing> for Fault {
     }
 }
 
-const NO_DESCRIPTOR: Fault = Fault::Refused("a descriptor that is not what the message says");
+const NO_DESCRIPTOR: Fault = Fault::Refused("a descriptor that does not match its message");
 
 fn no_memory(error: MapError) -> Fault {
     Fault::Refused(match error {
-        MapError::NotMemory => "memory that is neither a memfd nor of tmpfs or huge pages",
-        MapError::BadRange => "a range of memory that is empty or too long",
-        MapError::PastEnd { .. } => "memory that is longer than its file",
-        MapError::Overlaps => "memory that overlaps other memory of its",
-        MapError::TooMany { .. } => "more ranges of memory than it may have",
+        MapError::NotMemory => "memory that is neither a memfd nor on tmpfs or huge pages",
+        MapError::BadRange => "a memory range that is empty or too long",
+        MapError::PastEnd { .. } => "a memory range that is longer than its file",
+        MapError::Overlaps => "a memory range that overlaps another",
+        MapError::TooMany { .. } => "more memory ranges than it may have",
         MapError::TooLong { .. } => "more memory than it may have",
         MapError::System(_) => "memory that can't be mapped",
     })
@@ -113,7 +113,7 @@ impl Vhost {
             reply_config(reply, 0, &[]);
         } else if self.session.acknowledges(header.request, header.need_reply) {
             reply_u64(reply, header.request, 1);
-            let reported = || format!("a request of its was refused: {why}");
+            let reported = || format!("one of its requests was refused: {why}");
             turn.client.report_refused(reported);
         } else {
             return Answer::Close(Closing(why));
@@ -335,7 +335,7 @@ impl Vhost {
                 && r.user_address() == region.user_address
         });
         if !known {
-            return Err(Fault::Refused("memory that there is not"));
+            return Err(Fault::Refused("memory that does not exist"));
         }
         turn.client.unmap(region.guest_address, region.size);
         Ok(self.memory_changed(turn)?)
@@ -403,7 +403,7 @@ impl Vhost {
                 Ok(())
             }
             _ => Err(Fault::Refused(
-                "a part of the configuration that there is not",
+                "a part of the configuration that does not exist",
             )),
         }
     }
@@ -427,7 +427,7 @@ impl Vhost {
         asked: &InflightArea,
     ) -> Result<(), Fault> {
         let area = wanted(asked.num_queues, asked.queue_size);
-        let no_file = Fault::Refused("there is no memory for an inflight region");
+        let no_file = Fault::Refused("no memory is left for its inflight region");
         let deposit = create(turn, &area).ok_or(no_file)?;
         let place = InflightPlace { area, ours: false };
         self.set_inflight(turn, Some(place), Some(&deposit))?;

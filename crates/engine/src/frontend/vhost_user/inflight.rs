@@ -14,7 +14,7 @@ use forebay_virtio::vhost_user::message::InflightArea;
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::sync::Arc;
 
-const NO_FILE: Closing = Closing("there is no memory for its inflight region");
+const NO_FILE: Closing = Closing("no memory is left for its inflight region");
 pub(super) const UNFIT: Closing = Closing("its inflight region does not fit its queues");
 
 #[derive(Clone, Copy, Debug)]

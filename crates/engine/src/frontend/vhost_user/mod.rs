@@ -83,7 +83,8 @@ pub(crate) struct Vhost {
 
 /// QEMU wants a queue for each virtual processor, unless configured otherwise.
 const FEW_QUEUES: Closing = Closing(
-    "it hung up when it heard how many queues its export has: give its disk no more (num-queues=), or the export more (--queues)",
+    "it hung up when it learned how many queues its export has: give its disk no more (num-queues=), or the export \
+    more (--queues)",
 );
 
 /// A request's number among all of its client's.

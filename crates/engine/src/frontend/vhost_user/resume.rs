@@ -14,7 +14,7 @@ use crate::frontend::vm::protocol::{Closing, Turn};
 use forebay_virtio::vhost_user::session::VhostSession;
 use std::collections::BTreeSet;
 
-const DAMAGED: Closing = Closing("its machine file is damaged");
+const DAMAGED: Closing = Closing("its saved state is damaged");
 /// Deaths after which a request is not retried.
 const DEATHS: u8 = 3;
 

@@ -81,14 +81,13 @@ impl Vms {
         lane: Option<LaneIndex>,
     ) -> Result<(), Closing> {
         if self.stopping {
-            return Err(Closing("the engine stops"));
+            return Err(Closing("the engine is stopping"));
         }
         if self.signals.is_none() {
             let made = Signals::new();
-            self.signals =
-                Some(made.map_err(|_| {
-                    Closing("the kernel has no room for interrupts (fs.aio-max-nr)")
-                })?);
+            self.signals = Some(made.map_err(|_| {
+                Closing("the kernel has no room for its interrupts: raise fs.aio-max-nr")
+            })?);
         }
         let at = self.all.iter().position(Option::is_none);
         let at = at.unwrap_or(self.all.len());
@@ -167,7 +166,7 @@ fn begin(
         let tries = client.file().tries();
         if tries + 1 >= MAX_TRIES {
             return Err(Closing(
-                "engines crashed over what it said, or over its rings",
+                "engines crashed repeatedly on its messages or its rings",
             ));
         }
         client.file().set_tries(tries + 1);

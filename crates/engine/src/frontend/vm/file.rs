@@ -137,17 +137,17 @@ impl VmFile {
     pub(crate) fn adopt(fd: OwnedFd, export: ExportId, kind: u64) -> io::Result<Self> {
         let memory = SharedMemory::from_fd(fd)?;
         if memory.len() != FILE_BYTES {
-            return Err(io::Error::other("its length is another version's"));
+            return Err(io::Error::other("its length is that of another version"));
         }
         let file = Self { memory };
         let header = file.header();
         if header.magic.load(Acquire) != MAGIC || header.version.load(Relaxed) != VM_FILE_VERSION {
-            return Err(io::Error::other("its layout is another version's"));
+            return Err(io::Error::other("its layout is that of another version"));
         }
         if header.export.load(Relaxed) != export.0.wrapping_add(1)
             || header.kind.load(Relaxed) != kind
         {
-            return Err(io::Error::other("it is another export's"));
+            return Err(io::Error::other("it belongs to another export"));
         }
         Ok(file)
     }

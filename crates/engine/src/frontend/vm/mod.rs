@@ -329,4 +329,4 @@ impl Vm {
 }
 
 const REMOVED: Closing = Closing("its export was removed");
-const CUT_OFF: Closing = Closing("its memory's file was cut off");
+const CUT_OFF: Closing = Closing("the file of its memory was truncated");

@@ -109,7 +109,7 @@ impl Talk {
         client: &Client,
         closer: Closer,
     ) -> Result<(Self, bool), Closing> {
-        let damaged = Closing("its machine file is damaged");
+        let damaged = Closing("its saved state is damaged");
         let file = client.file();
         if !file.settle_ask() {
             return Err(CUT_OFF_ASKING);
@@ -182,10 +182,10 @@ impl Talk {
 
     pub(super) fn overdue(&self) -> Closing {
         Closing(match self.phase {
-            TalkPhase::Reading | TalkPhase::Depositing(_) => "a message of its did not come",
-            TalkPhase::Applying => "a message of its could not be carried out in time",
-            TalkPhase::Settling => "memory that it took away was used for too long",
-            TalkPhase::Sending(_) => "it did not take an answer in time",
+            TalkPhase::Reading | TalkPhase::Depositing(_) => "its message did not arrive",
+            TalkPhase::Applying => "its message could not be processed in time",
+            TalkPhase::Settling => "memory that it removed stayed in use for too long",
+            TalkPhase::Sending(_) => "it did not read an answer in time",
         })
     }
 
@@ -350,7 +350,7 @@ impl Talk {
                         self.bytes.truncate(had);
                         return Err(match self.fresh.len() {
                             MAX_DESCRIPTORS => TOO_MANY,
-                            _ => Closing("this engine had no descriptors left"),
+                            _ => Closing("this engine ran out of file descriptors"),
                         });
                     }
                 }
@@ -562,9 +562,10 @@ const MOST_AT_ONCE: usize = 253;
 
 /// More bytes than a client's socket can hold.
 const MOST_QUEUED: usize = 2 << 20;
-const TOO_LONG: Closing = Closing("a message of its is too long");
-const TOO_MANY: Closing = Closing("it sent more descriptors than it may");
+const TOO_LONG: Closing = Closing("its message is too long");
+const TOO_MANY: Closing = Closing("it sent too many descriptors");
 const NOT_TAKEN: Closing = Closing(
-    "it sent a descriptor that is neither memory (memfd, tmpfs, huge pages; not a file on a disk) nor an eventfd, nor a socket where one belongs",
+    "it sent a descriptor that is neither memory (memfd, tmpfs, huge pages; not a file on a disk) nor an eventfd, nor \
+    a socket where one is expected",
 );
 const FAILED: Closing = Closing("its socket failed");

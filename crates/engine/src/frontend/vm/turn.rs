@@ -207,7 +207,7 @@ impl Frontend for Vms {
     fn close_all(&mut self, core: &mut Core) {
         self.stopping = true;
         for at in 0..self.all.len() {
-            self.close(core, at, Closing("the engine stops"));
+            self.close(core, at, Closing("the engine is stopping"));
         }
     }
 

@@ -151,9 +151,9 @@ impl Use {
         let why = if has_base && self.credit_percent.is_some_and(|percent| percent < 1.0) {
             "its credit is spent"
         } else if has_base || base.is_none() {
-            "others leave no more"
+            "others use the rest"
         } else if is_near(given, self.base_iops, self.base_bytes_s) || is_idle {
-            "it asks for more at once"
+            "its load peaks above its base"
         } else {
             BELOW_BASE
         };
@@ -171,7 +171,7 @@ impl Use {
                     "{who} {used:.0} IOPS and {mb_s:.1} MB/s of a base of {base} and {base_mb_s:.1}"
                 ),
                 (None, true) => format!("used {used:.0} IOPS and {mb_s:.1} MB/s of no base"),
-                (None, false) => "no budget: it has what others leave".to_owned(),
+                (None, false) => "no budget: it gets what others leave".to_owned(),
             });
             words.push(given_text(self.granted_iops, self.granted_bytes_s));
             let (iops, mb_s) = (self.window_iops, self.window_bytes_s as f64 / 1e6);
@@ -197,12 +197,14 @@ impl Use {
         }
         let lost_s = self.lost_s;
         if lost_s > 0.0 {
-            words.push(format!("{lost_s:.0}/s given up to those below their base"));
+            words.push(format!(
+                "{lost_s:.0}/s given up to tenants below their base"
+            ));
         }
         let is_off = |times: Option<f64>| times.is_some_and(|times| (times - 1.0).abs() >= 0.01);
         if is_off(self.cost_correction) || is_off(self.window_cost_correction) {
             let times = self.cost_correction.unwrap_or(1.0);
-            let mut costs = format!("costs {times:.2} times as calibrated");
+            let mut costs = format!("costs {times:.2} times the calibrated ones");
             if let Some(now) = self.window_cost_correction {
                 costs.push_str(&format!(" ({now:.2} now)"));
             }

@@ -74,7 +74,7 @@ fn who_is_noisy_and_who_is_hurt_is_told() {
         "9 waiting",
         "75 % of it bursting",
         "4000/s metered",
-        "costs 1.30 times as calibrated (1.25 now)",
+        "costs 1.30 times the calibrated ones (1.25 now)",
     ];
     assert_eq!(acme.words(), words);
     assert_eq!((zoo.noisy, zoo.hurt), (false, true));
@@ -88,7 +88,7 @@ fn who_is_noisy_and_who_is_hurt_is_told() {
     assert_eq!(zoo.words(), words);
     assert_eq!(Use::default().words(), Vec::<String>::new());
     for (used_iops, credit_percent, why) in [
-        (960.0, None, "others leave no more"),
+        (960.0, None, "others use the rest"),
         (960.0, Some(0.5), "its credit is spent"),
         (9600.0, Some(50.0), "at its limit of 10000 IOPS"),
     ] {
@@ -101,7 +101,7 @@ fn who_is_noisy_and_who_is_hurt_is_told() {
     }
     for (granted_iops, why) in [
         (900, BELOW_BASE),
-        (1000, "it asks for more at once"),
+        (1000, "its load peaks above its base"),
         (10_000, "at its limit of 10000 IOPS"),
     ] {
         let one = Use {
@@ -140,7 +140,7 @@ fn who_pulses_is_not_hurt_whenever_it_is_looked_at() {
     // Idle: the engine shows no allocation.
     let idle = seen(&pulses);
     assert_eq!((idle.hurt, idle.noisy), (false, false));
-    assert_eq!(idle.why.as_deref(), Some("it asks for more at once"));
+    assert_eq!(idle.why.as_deref(), Some("its load peaks above its base"));
     // In a pulse it has its base.
     let at_work = TenantStats {
         granted_iops: Some(1000),

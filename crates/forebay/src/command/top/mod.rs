@@ -81,7 +81,7 @@ fn watch(context: &Context, mut order: TopOrder, interval: Duration) -> Outcome 
     }
 }
 
-const KEYS: &str = "sort by: i IOPS, b bytes, p P99, u queue, t throttled, n name; q ends";
+const KEYS: &str = "sort by: i IOPS, b bytes, p P99, u queue, t throttled, n name; q quits";
 
 fn order_of(key: u8) -> Option<TopOrder> {
     Some(match key {

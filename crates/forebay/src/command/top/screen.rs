@@ -235,7 +235,7 @@ q ends";
             burst_percent: 75.0,
             credit_percent: Some(40.0),
             noisy: true,
-            why: Some("others leave no more".to_owned()),
+            why: Some("others use the rest".to_owned()),
             ..Use::default()
         });
         let text = text(&view, SMALL, "");
@@ -243,7 +243,7 @@ q ends";
         let expected = [
             "  NOISY: 5000 IOPS and 20.5 MB/s of a base of 1000 and 4.1,",
             "  given 5300 IOPS and 21.7 MB/s, 5100 and 20.9 of that used,",
-            "  75 % of it bursting, 70/s wait 1.0 ms, others leave no more, credit 40 %",
+            "  75 % of it bursting, 70/s wait 1.0 ms, others use the rest, credit 40 %",
         ];
         assert_eq!(said, expected, "{text}");
     }

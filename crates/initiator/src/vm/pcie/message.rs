@@ -121,13 +121,13 @@ impl VfioClient {
         let bytes = u32_at(&header, 4)? as usize;
         let bytes = bytes.checked_sub(HEADER_BYTES);
         let bytes = bytes.filter(|&bytes| bytes <= MAX_PAYLOAD);
-        let bytes = bytes.ok_or_else(|| Error::Protocol("an answer of no size".into()))?;
+        let bytes = bytes.ok_or_else(|| Error::Protocol("an answer without a size".into()))?;
         let mut answer = vec![0; bytes];
         self.socket.receive(&mut answer, received)?;
         let flags = u32_at(&header, 8)?;
         if u16_at(&header, 0)? != id || u16_at(&header, 2)? != command || flags & 0xf != REPLY {
             return Err(Error::Protocol(format!(
-                "message {header:02x?} for an answer to {command}"
+                "message {header:02x?} instead of an answer to {command}"
             )));
         }
         if flags & ERROR != 0 {

@@ -70,7 +70,7 @@ impl Pcie {
         let mut client = VfioClient::connect(path, options.limit)?;
         let (regions, irqs) = client.device_info()?;
         if regions <= region::CONFIG || irqs <= irq::MSIX {
-            let what = format!("no PCI device: {regions} regions, {irqs} kinds of interrupts");
+            let what = format!("not a PCI device: {regions} regions, {irqs} kinds of interrupts");
             return Err(Error::Unusable(what));
         }
         let cap = Cap::from_bits(u64::from_le_bytes(
@@ -89,7 +89,7 @@ impl Pcie {
             .map(|_| QueuePlan::new(options, &mut layout))
             .collect();
         let memory = MappedMemory::new(layout.bytes(), options.huge_pages)
-            .map_err(Error::system("make the machine's memory"))?;
+            .map_err(Error::system("create the VM's memory"))?;
         let memory = Arc::new(memory);
         client.dma_map(memory.guest(0), memory.len() as u64, memory.fd())?;
         let bell = if options.doorbells == Doorbells::Mapped {
@@ -259,7 +259,7 @@ impl Pcie {
             if let Some(cqe) = self.admin.pop() {
                 self.admin.ring_completions(before)?;
                 if cqe.cid() != self.admin_cid {
-                    let what = format!("admin command {:#x} ended for {what}", cqe.cid());
+                    let what = format!("admin command {:#x} ended instead of {what}", cqe.cid());
                     return Err(Error::Protocol(what));
                 }
                 let status: Status = cqe.status();
@@ -313,7 +313,7 @@ impl Pcie {
         let limit = self.geometry.max_transfer_bytes;
         if limit.is_some_and(|limit| self.options.slot_bytes as u64 > limit) {
             return Err(Error::Unusable(format!(
-                "commands of {} bytes are above the controller's limit (MDTS)",
+                "commands of {} bytes exceed the controller's limit (MDTS)",
                 self.options.slot_bytes
             )));
         }

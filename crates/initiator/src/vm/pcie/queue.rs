@@ -367,7 +367,7 @@ impl Queue for PcieQueue {
             let slot = self.slots.get_mut(usize::from(number));
             let Some(slot) = slot.filter(|slot| slot.busy && slot.cid == cqe.cid()) else {
                 return Err(Error::Protocol(format!(
-                    "command {:#x} ended, which is not in flight",
+                    "command {:#x} ended but is not in flight",
                     cqe.cid()
                 )));
             };

@@ -82,7 +82,7 @@ impl VhostFrontend {
         let (answered, flags, payload) = receive(&self.socket, fds)?;
         if answered != request || flags & REPLY == 0 {
             return Err(Error::Protocol(format!(
-                "message {answered} with flags {flags:#x} for an answer to {request}"
+                "message {answered} with flags {flags:#x} instead of an answer to {request}"
             )));
         }
         Ok(payload)

@@ -101,7 +101,7 @@ impl Vhost {
             .map(|_| queue::RingPlan::new(options, &mut layout))
             .collect();
         let memory = MappedMemory::new(layout.bytes(), options.huge_pages)
-            .map_err(Error::system("make the machine's memory"))?;
+            .map_err(Error::system("create the VM's memory"))?;
         let memory = Arc::new(memory);
         let mut events = Vec::new();
         for _ in 0..options.queues {
@@ -205,7 +205,7 @@ impl Vhost {
         }
         if self.protocol & protocol::BACKEND_REQ != 0 {
             let (ours, theirs) =
-                UnixStream::pair().map_err(Error::system("make a pair of sockets"))?;
+                UnixStream::pair().map_err(Error::system("create a pair of sockets"))?;
             self.frontend
                 .tell(request::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()])?;
             self.backend = Some(Socket::of(ours, &self.path, self.options.limit)?);
@@ -260,7 +260,7 @@ impl Vhost {
                 let payload = frontend.ask(request::GET_INFLIGHT_FD, &payload, &mut fds)?;
                 if u64_at(&payload, 0)? > 0 {
                     let fd = fds.pop().ok_or_else(|| {
-                        Error::Protocol("an in-flight region without descriptor".into())
+                        Error::Protocol("an inflight region without a descriptor".into())
                     })?;
                     self.inflight = Some(Inflight { fd, payload });
                 }
@@ -306,7 +306,9 @@ impl Vhost {
     /// Waits for the backend's configuration change message. False: the limit came first.
     pub fn wait_config_change(&mut self, limit: Duration) -> Result<bool, Error> {
         let Some(socket) = &self.backend else {
-            return Err(Error::Unusable("the backend tells no changes".into()));
+            return Err(Error::Unusable(
+                "the backend does not report changes".into(),
+            ));
         };
         let timeout = socket.stream().set_read_timeout(Some(limit));
         timeout.map_err(Error::system("set a socket's time limit"))?;
@@ -320,7 +322,7 @@ impl Vhost {
                 Ok(true)
             }
             Ok((other, ..)) => Err(Error::Protocol(format!(
-                "request {other} of the backend, which was not agreed on"
+                "the backend sent request {other}, which was not negotiated"
             ))),
             Err(Error::TimedOut { .. }) => Ok(false),
             Err(error) => Err(error),

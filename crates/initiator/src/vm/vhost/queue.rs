@@ -231,7 +231,7 @@ impl Queue for VhostQueue {
         while let Some(slot) = self.plan.ring.pop(&self.memory)? {
             let op = self.slots.get_mut(usize::from(slot)).and_then(Option::take);
             if op.is_none() {
-                let what = format!("the request in slot {slot} ended, which is not in flight");
+                let what = format!("the request in slot {slot} ended but is not in flight");
                 return Err(Error::Protocol(what));
             }
             let mut status = [0];

@@ -258,7 +258,7 @@ impl Split {
         match u16::try_from(id / stride) {
             Ok(slot) if id.is_multiple_of(stride) => Ok(Some(slot)),
             _ => Err(Error::Protocol(format!(
-                "descriptor {id} came back, which is no chain's first"
+                "descriptor {id} was returned but is not the first of a chain"
             ))),
         }
     }
@@ -415,7 +415,7 @@ impl Packed {
         let chain = self.chains.get_mut(usize::from(slot));
         let chain = chain.map(std::mem::take).filter(|&chain| chain > 0);
         let chain = chain.ok_or_else(|| {
-            Error::Protocol(format!("buffer {slot} came back, which is not in flight"))
+            Error::Protocol(format!("buffer {slot} was returned but is not in flight"))
         })?;
         (self.seen, self.seen_wrap) = self.step(self.seen, self.seen_wrap, chain);
         Ok(Some(slot))

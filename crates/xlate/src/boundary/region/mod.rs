@@ -284,7 +284,7 @@ impl Region {
         let header = region.header();
         if header.magic.load(Acquire) != MAGIC || header.version.load(Relaxed) != REGION_VERSION {
             return Err(io::Error::other(
-                "the state region has another layout than this version reads",
+                "the state region's layout is not the one that this version reads",
             ));
         }
         Ok(region)

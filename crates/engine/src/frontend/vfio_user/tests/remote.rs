@@ -241,7 +241,7 @@ fn more_commands_than_places_and_a_client_that_refuses() {
     rig.until("its end", |rig| !rig.left.is_empty());
     assert_eq!(
         rig.left,
-        ["it did not answer for memory that it alone reaches"]
+        ["it did not answer a request for memory that only it can access"]
     );
 }
 

@@ -260,7 +260,7 @@ fn rings_of_any_size() {
             let kick = [guest.kicks[0].as_fd()];
             guest.ok(&mut rig, request::SET_VRING_KICK, &[0; 8], &kick);
             guest.send(request::SET_VRING_ENABLE, &state(0, 1), &[]);
-            is_closed(&mut rig, "a queue of that size can't be served");
+            is_closed(&mut rig, "a queue of a size that is not supported");
             continue;
         }
         guest.start_ring_at(&mut rig, 0, &layout, base);
@@ -447,7 +447,7 @@ fn messages_that_are_not_served_are_refused() {
     let read = guest.offer(0, IN, 0, Data::In(512));
     assert_eq!(guest.end(&mut rig, 0), (read, 0, 513));
     guest.send(6, &[0; 8], &[]);
-    is_closed(&mut rig, "a request that is not served");
+    is_closed(&mut rig, "a request that is not supported");
 }
 
 #[test]

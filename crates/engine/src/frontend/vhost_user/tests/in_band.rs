@@ -154,7 +154,7 @@ fn hostile_guest_kicks_what_there_is_not() {
         assert_eq!(guest.report(&mut rig, request::VRING_KICK, &kick, &[]), 1);
     }
     guest.send(request::VRING_KICK, &state(7, 0), &[]);
-    is_closed(&mut rig, "a queue that there is not");
+    is_closed(&mut rig, "a queue that does not exist");
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn hostile_guest_kicks_in_band_without_having_agreed_to() {
     );
     assert_eq!(guest.report(&mut rig, request::VRING_KICK, &[0; 8], &[]), 1);
     guest.send(request::VRING_KICK, &[0; 4], &[]);
-    is_closed(&mut rig, "a message whose length is not its kind's");
+    is_closed(&mut rig, "a message whose length does not match its kind");
 }
 
 #[test]

@@ -244,7 +244,7 @@ fn hostile_guest_memory_that_is_used_for_too_long() {
     let late = rig.core.now_ns() + MESSAGE_LIMIT_NS;
     rig.core.clock.set_now_ns(late);
     rig.vms.tick(&mut rig.core);
-    let why = "memory that it took away was used for too long";
+    let why = "memory that it removed stayed in use for too long";
     is_closed(&mut rig, &bad, why, &mut good);
 }
 
@@ -302,7 +302,7 @@ fn hostile_guest_names_memory_that_can_not_be() {
     let read = bad.offer(0, IN, 0, Data::In(512));
     assert_eq!(bad.end(&mut rig, 0), (read, 0, 513));
     bad.send(request::REM_MEM_REG, &one([1, 2, 3, 4]), &[]);
-    is_closed(&mut rig, &bad, "memory that there is not", &mut good);
+    is_closed(&mut rig, &bad, "memory that does not exist", &mut good);
 }
 
 #[test]
@@ -361,7 +361,7 @@ fn hostile_guest_cuts_off_its_memory() {
         good.end(&mut rig, 0);
         bad.offer(0, IN, 0, Data::At(AT - 4096, 512));
         rustix::fs::ftruncate(&bad.vm.file, left).unwrap();
-        let why = "its memory's file was cut off";
+        let why = "the file of its memory was truncated";
         is_closed(&mut rig, &bad, why, &mut good);
     }
     // Truncates a read's data under the kernel's access.
@@ -406,7 +406,7 @@ fn hostile_guest_hides_what_is_in_flight() {
         rig.die(None);
         rig.until("its end", |rig| !rig.left.is_empty());
         let why = rig.left.pop().map(|left| left.0);
-        assert_eq!(why, Some("its machine file is damaged"));
+        assert_eq!(why, Some("its saved state is damaged"));
         // Device I/O is still waited for.
         assert!(rig.core.recovered.may_touch_memory_of(LaneIndex(3)));
         rig.fence();

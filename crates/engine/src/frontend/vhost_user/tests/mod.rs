@@ -540,7 +540,7 @@ fn hostile_guest_unknown_and_malformed_messages() {
     let guest = rig.guest(PLAIN);
     assert_eq!(guest.report(&mut rig, 77, &[0; 100], &[]), 1);
     guest.send(request::SET_FEATURES, &[0; 7], &[]);
-    is_closed(&mut rig, "a message whose length is not its kind's");
+    is_closed(&mut rig, "a message whose length does not match its kind");
 }
 
 #[test]
@@ -553,6 +553,6 @@ fn hostile_guest_descriptors_that_are_not_what_they_say() {
     guest.send(request::SET_VRING_KICK, &[0; 8], &[]);
     is_closed(
         &mut rig,
-        "a message with more or fewer descriptors than its kind has",
+        "a message with more or fewer descriptors than its kind needs",
     );
 }

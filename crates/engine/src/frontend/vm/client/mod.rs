@@ -529,4 +529,4 @@ pub(crate) const LIMITS: Limits = Limits {
     bytes: 1 << 40,
 };
 
-const NOT_DEPOSITED: Closing = Closing("a descriptor of its was not deposited");
+const NOT_DEPOSITED: Closing = Closing("the daemon did not store one of its descriptors");

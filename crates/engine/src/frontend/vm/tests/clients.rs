@@ -119,7 +119,7 @@ fn hostile_descriptors_end_their_client() {
     assert!(USED.take().unwrap().read(0, &mut bytes));
     assert_eq!(bytes, [0; 8]);
     rig.run();
-    assert_eq!(rig.left, ["its memory's file was cut off"]);
+    assert_eq!(rig.left, ["the file of its memory was truncated"]);
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn deposits_are_bounded() {
     assert!(rig.client().deposit(Arc::new(bell())).is_none());
     rig.send(&message(Post, 0, b""), &fds);
     rig.run();
-    assert_eq!(rig.left, ["it sent more descriptors than it may"]);
+    assert_eq!(rig.left, ["it sent too many descriptors"]);
     let mut rig = Rig::new();
     rig.keeps = false;
     rig.send(&message(Hold, 0, b""), &fds[..1]);
@@ -181,7 +181,10 @@ fn memory_is_given_back_when_nothing_uses_it() {
     rig.core.clock.set_now_ns(late);
     rig.vms.tick(&mut rig.core);
     rig.turn();
-    assert_eq!(rig.left, ["memory that it took away was used for too long"]);
+    assert_eq!(
+        rig.left,
+        ["memory that it removed stayed in use for too long"]
+    );
     USED.take();
 }
 
@@ -207,7 +210,7 @@ fn who_takes_no_answer_is_closed_after_a_while() {
     rig.core.clock.set_now_ns(late);
     rig.vms.tick(&mut rig.core);
     rig.turn();
-    assert_eq!(rig.left, ["it did not take an answer in time"]);
+    assert_eq!(rig.left, ["it did not read an answer in time"]);
 }
 
 #[test]
