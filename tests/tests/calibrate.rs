@@ -20,7 +20,7 @@ fn calibrate_stores_costs_and_leaves_nothing() -> Result<()> {
     let refused = daemon.cli(&["tenant", "create", "forebay-calibrate"]);
     let refused = refused.err().context("it is kept for calibrate")?;
     anyhow::ensure!(
-        format!("{refused:#}").contains("is kept for"),
+        format!("{refused:#}").contains("is reserved for"),
         "{refused:#}"
     );
     let mut killed = daemon

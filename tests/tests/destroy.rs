@@ -87,7 +87,7 @@ fn destroy_needs_the_name() -> Result<()> {
 
     let target = vm::export_as(&daemon, "t/v", Frontend::NvmePcie, &[])?;
     let disk = vm::connect(&target, &Default::default())?;
-    let says = &["virtual machine", "t/v"];
+    let says = &["a VM", "t/v"];
     refused(&daemon, &["export", "delete", "t/v"], says)?;
     let destroy = ["pool", "destroy", "fast", "--delete-volumes"];
     refused(&daemon, &destroy, says)?;

@@ -486,7 +486,7 @@ fn a_device_file_cut_short_in_use_is_named_and_stays_named() -> Result<()> {
 
     let renamed = daemon.folder().join("renamed.img");
     std::fs::rename(&paths[1], &renamed)?;
-    daemon.wait_warnings(|said| said.contains("d1.img is not there any more"))?;
+    daemon.wait_warnings(|said| said.contains("d1.img is no longer there"))?;
     std::fs::rename(&renamed, &paths[1])?;
     daemon.wait_warnings(|said| !said.contains("d1.img"))?;
     std::fs::remove_file(&paths[1])?;

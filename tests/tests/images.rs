@@ -205,7 +205,10 @@ fn access_ends_with_its_transfer() -> Result<()> {
     kill(&daemon)?;
     daemon.cli(&["volume", "delete", "t/v"])?;
     let events = daemon.cli_text(&["events"])?;
-    ensure!(events.contains("internal: an image is moved"), "{events}");
+    ensure!(
+        events.contains("internal: an image is transferred"),
+        "{events}"
+    );
     // Without either, it ends by itself, also across a restart of the daemon.
     daemon.cli(&["volume", "create", "t/v", "--size", "64M"])?;
     kill(&daemon)?;
@@ -253,7 +256,7 @@ fn a_machines_volume_is_exported() -> Result<()> {
     refused(
         &daemon,
         &["volume", "import", &image, "t/v", "--force"],
-        &["virtual machine"],
+        &["a VM"],
     )?;
     let exports = daemon.cli(&["export", "list"])?;
     ensure!(

@@ -79,10 +79,7 @@ fn inherited_limits_and_signals() -> Result<()> {
     })?;
     exposition::scrape(ports[1])?;
     let log = std::fs::read_to_string(daemon.folder().join("var/state/log/forebay.log"))?;
-    ensure!(
-        log.contains("INFO the configuration was read again"),
-        "{log}"
-    );
+    ensure!(log.contains("INFO the configuration was reloaded"), "{log}");
     // A mistake is reported and changes nothing.
     std::fs::write(daemon.config_path(), format!("{after}\nlevle = 1\n"))?;
     send(engine.daemon, Signal::HUP)?;
@@ -90,7 +87,7 @@ fn inherited_limits_and_signals() -> Result<()> {
     std::fs::write(daemon.config_path(), &before)?;
     send(engine.daemon, Signal::HUP)?;
     daemon.wait_warnings(|warnings| {
-        !warnings.contains("levle") && warnings.contains("not configured any more")
+        !warnings.contains("levle") && warnings.contains("no longer configured")
     })?;
     ensure!(exposition::scrape(ports[1]).is_err());
 

@@ -41,7 +41,7 @@ fn second_machine_is_an_event() -> Result<()> {
         let target = vm::export(&daemon, "v", "64M", frontend)?;
         let path = vm::socket(&target);
         let first = UnixStream::connect(path)?;
-        reported(&daemon, "host_connected", "a machine connected")?;
+        reported(&daemon, "host_connected", "a VM connected")?;
         is_closed(UnixStream::connect(path)?)?;
         reported(&daemon, "host_refused", "a second VM")?;
         drop(first);

@@ -121,7 +121,7 @@ fn serves_without_a_missing_part() -> Result<()> {
     ensure!(
         reported.contains(&metrics_text)
             && reported.contains("the log works now")
-            && reported.contains("machines can connect to t/w"),
+            && reported.contains("VMs can connect to t/w"),
         "{reported}"
     );
     let log = log_in.join("forebay.log");

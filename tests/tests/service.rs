@@ -100,7 +100,7 @@ before=$daemon; systemctl kill --kill-who=main --signal=KILL forebay; next_daemo
 before=$daemon; kill -TERM "$daemon"; next_daemon "$before"; works
 # Its configuration is read again while it serves.
 systemctl reload forebay
-told 6..6 'INFO the configuration was read again'
+told 6..6 'INFO the configuration was reloaded'
 works
 # Nobody serves the API for a while; hosts are served.
 before=$daemon

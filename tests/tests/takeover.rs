@@ -252,7 +252,7 @@ fn stuck_control_thread_is_replaced() -> Result<()> {
         let reported = events.get("engine_stuck").context("an event")?;
         ensure!(reported.len() == 1, "{reported:?}");
         let message = reported[0]["message"].as_str().unwrap_or_default();
-        for word in ["the control thread", "looking at a new connection"] {
+        for word in ["the control thread", "handling a new connection"] {
             ensure!(message.contains(word), "no `{word}` in: {message}");
         }
         Ok(())

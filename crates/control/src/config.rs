@@ -81,8 +81,8 @@ impl Listen {
         let left: Vec<SocketAddr> = held.iter().copied().filter(|h| !is_configured(h)).collect();
         let old = left.iter().map(|address| {
             format!(
-                "the listener {address} is not configured any more, but the engine serves it on: \
-                 `forebay shutdown` and a new start close it"
+                "the listener {address} is no longer configured, but the engine still serves it: to close it, run \
+                `forebay shutdown` and start the daemon again"
             )
         });
         let hosts = self
@@ -92,14 +92,14 @@ impl Listen {
             .filter(beyond)
             .map(|address| {
                 format!(
-                    "the listener {address} is beyond loopback, and hosts are taken at their word: \
-                 whoever can reach it can say any host's name, and read what is on the wire"
+                    "the listener {address} is reachable beyond loopback, and hosts are not authenticated: anyone who \
+                    can reach it can use any host's NQN and read the traffic"
                 )
             });
         let metrics = self.metrics.iter().filter(beyond).map(|address| {
             format!(
-                "the metrics on {address} are beyond loopback: whoever can reach them reads the \
-                 names and figures of all tenants"
+                "the metrics at {address} are reachable beyond loopback: anyone who can reach them reads the names and \
+                statistics of all tenants"
             )
         });
         old.chain(hosts).chain(metrics).collect()
@@ -228,6 +228,9 @@ mod tests {
         assert_eq!(config.exposures(&held[..1]), Vec::<String>::new());
         let reported = config.exposures(&held);
         assert_eq!(reported.len(), 2, "{reported:?}");
-        assert!(reported[0].contains("not configured") && reported[1].contains("at their word"));
+        assert!(
+            reported[0].contains("no longer configured")
+                && reported[1].contains("not authenticated")
+        );
     }
 }

@@ -90,7 +90,7 @@ impl EventNumbers {
         let text = format!("{number} {at_ms}\n");
         let written = std::fs::write(&new, text).and_then(|()| std::fs::rename(&new, file));
         if let Err(error) = written {
-            tracing::warn!(path = %file.display(), %error, "the number of the next event is not kept");
+            tracing::warn!(path = %file.display(), %error, "can't save the number of the next event");
         }
     }
 }

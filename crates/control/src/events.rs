@@ -143,7 +143,9 @@ impl Events {
         }
         *count = count.saturating_add(1);
         if *count == HOSTS_EVENTS_PER_S + 1 {
-            tracing::warn!("more of {kind:?} in this second than are told");
+            tracing::warn!(
+                "too many events of kind {kind:?} in this second: the others are dropped"
+            );
         }
         *count > HOSTS_EVENTS_PER_S
     }

@@ -30,8 +30,8 @@ const OWN_WINDOW: Duration = Duration::from_millis(2 * PERIOD_MS + PERIOD_MS / 2
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// The longest time between the last read of another's heartbeat and the claim.
 const CLAIM_AT_MOST: Duration = Duration::from_secs(1);
-const TAKE_OVER_HINT: &str = "if no other machine uses it, `forebay pool open --take-over` makes it this one's; for \
-                              devices that are not recorded here, with `--device SPEC`";
+const TAKE_OVER_HINT: &str = "if no other machine uses the pool, `forebay pool open --take-over` takes it over; add \
+    `--device SPEC` for devices that are not recorded here";
 
 /// One state folder on one node.
 #[derive(Debug)]
@@ -52,7 +52,8 @@ fn owner_id(state_dir: &Path) -> io::Result<Uuid> {
     let path = state_dir.join(ID_FILE);
     let damaged = |what: &dyn Display| {
         let text = format!(
-            "{} holds no id: {what}: restore it, or remove it and take the pool over (`forebay pool open --take-over`)",
+            "{} holds no ID: {what}: restore the file, or remove it and take the pool over \
+            (`forebay pool open --take-over`)",
             path.display()
         );
         io::Error::new(io::ErrorKind::InvalidData, text)
@@ -174,7 +175,7 @@ impl Tenure {
 
     fn lose(&self, host: &str) {
         let mut taker = self.taker.lock().unwrap_or_else(PoisonError::into_inner);
-        let text = format!("another Forebay took the pool over, on host {host:?}");
+        let text = format!("another Forebay, on host {host:?}, took the pool over");
         taker.get_or_insert(text);
         self.is_lost.store(true, Relaxed);
         self.lost.notify_one();
@@ -218,7 +219,7 @@ pub(crate) struct Candidate<'a> {
 }
 
 fn unreadable(error: &io::Error) -> ApiError {
-    ApiError::unavailable(format!("a device's heartbeat: {error}"))
+    ApiError::unavailable(format!("can't read or write a device's heartbeat: {error}"))
 }
 
 /// Reads the heartbeat blocks; `None` for an unreadable one.
@@ -226,7 +227,7 @@ fn read_beats(stores: &[&Arc<SyncStore>]) -> Vec<Option<Beat>> {
     let read = |store: &&Arc<SyncStore>| {
         read_beat(store.as_ref()).unwrap_or_else(|error| {
             let device = &store.0.info().spec;
-            tracing::warn!(%device, %error, "reading a device's heartbeat");
+            tracing::warn!(%device, %error, "can't read a device's heartbeat");
             None
         })
     };
@@ -271,7 +272,7 @@ pub(crate) fn claim(
         if beat.as_ref().is_none_or(|beat| !beat.holder.is(&holder))
             && let Err(error) = write_beat(store.as_ref(), &holder, false)
         {
-            tracing::warn!(device = %store.0.info().spec, %error, "writing a device's heartbeat");
+            tracing::warn!(device = %store.0.info().spec, %error, "can't write a device's heartbeat");
         }
         store.guard(tenure.clone());
     }
@@ -307,7 +308,7 @@ fn take(
     write_beat(first.as_ref(), holder, false).map_err(|error| unreadable(&error))?;
     if checked.elapsed() > CLAIM_AT_MOST {
         return Err(ApiError::unavailable(format!(
-            "pool {pool}: {} answers too slowly to be sure that nobody else opens the pool",
+            "pool {pool}: {} answers too slowly to be sure that no other Forebay opens the pool",
             first.0.info().spec
         ))
         .hint("try again"));
@@ -336,7 +337,7 @@ pub(crate) fn refuse_alive(stores: &[Arc<SyncStore>]) -> Result<(), ApiError> {
     for ((store, before), after) in stores.iter().zip(before).zip(after) {
         if let Some(beat) = after.filter(|after| before.as_ref() != Some(after)) {
             return Err(ApiError::in_use(format!(
-                "{} is in use now, perhaps under another name: a Forebay on host {:?} keeps its heartbeat going",
+                "{} is in use now, perhaps under another name: a Forebay on host {:?} updates its heartbeat",
                 store.0.info().spec,
                 beat.holder.host
             ))
@@ -366,7 +367,7 @@ pub(crate) fn join(tenure: &Arc<Tenure>, stores: &[Arc<SyncStore>]) -> Result<()
 pub(crate) fn end(tenure: &Tenure, stores: &[Arc<SyncStore>]) {
     for store in stores {
         if let Err(error) = write_beat(store.as_ref(), tenure.holder(), true) {
-            tracing::warn!(%error, device = %store.0.info().spec, "ending the heartbeat");
+            tracing::warn!(%error, device = %store.0.info().spec, "can't end the heartbeat");
         }
     }
 }
@@ -405,7 +406,7 @@ fn alive<'a>(pool: &str, beats: impl Iterator<Item = &'a Beat>, me: &Holder) -> 
     let host = others.next().map_or("", |beat| &beat.holder.host);
     ApiError::new(
         error::ErrorKind::InUse,
-        format!("pool {pool} is in use now: a Forebay on host {host:?} keeps its heartbeat going"),
+        format!("pool {pool} is in use now: a Forebay on host {host:?} updates its heartbeat"),
     )
     .hint("stop that one first (`forebay shutdown` there); a pool in use is never taken over")
 }

@@ -13,7 +13,7 @@ pub(crate) fn report(what: &str) {
         return;
     };
     if let Err(error) = send(&socket, what) {
-        tracing::warn!(%error, "can't tell systemd: {what}");
+        tracing::warn!(%error, "can't notify systemd: {what}");
     }
 }
 

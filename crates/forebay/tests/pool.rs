@@ -245,7 +245,7 @@ fn settings_warnings_and_reservations() {
     );
     let status = daemon.json(&["status"]);
     assert!(
-        status["warnings"].to_string().contains("fills up"),
+        status["warnings"].to_string().contains("filling up"),
         "{status}"
     );
     daemon.json(&[
@@ -293,8 +293,8 @@ fn settings_warnings_and_reservations() {
     assert_eq!(
         said,
         "error: 33 MiB can't be reserved for a volume of 32 MiB: a reservation can't exceed the volume's size\n\
-         hint: reserve less, or `full` for all of the volume; `forebay volume resize` makes it \
-         larger\n"
+         hint: reserve less, or `full` for the whole volume; `forebay volume resize` makes the \
+         volume larger\n"
     );
     let output = daemon.run(&[
         "volume",
@@ -351,12 +351,15 @@ fn a_missing_device_takes_down_only_what_lies_on_it_and_comes_back() {
         serde_json::json!(["acme/disk"])
     );
 
-    daemon.refused(&["pool", "open"], "was not found");
-    daemon.refused(&["pool", "open", "--device", "a.img"], "was not found");
+    daemon.refused(&["pool", "open"], "no missing device was found");
+    daemon.refused(
+        &["pool", "open", "--device", "a.img"],
+        "no missing device was found",
+    );
     std::fs::copy(daemon.path("a.img"), daemon.path("copy.img")).unwrap();
     daemon.refused(
         &["pool", "open", "--device", "copy.img"],
-        "no missing device",
+        "not a missing device",
     );
     std::fs::remove_file(daemon.path("copy.img")).unwrap();
     let engine = status["engine_pid"].clone();

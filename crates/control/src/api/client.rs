@@ -171,7 +171,7 @@ impl Client {
         match serde_json::from_slice::<ErrorBody>(&answer) {
             Ok(body) => Err(ClientError::Refused(body.error)),
             Err(_) => Err(unusable(format!(
-                "HTTP status {status} without an error in its body"
+                "HTTP status {status} has no error in its body"
             ))),
         }
     }
@@ -196,9 +196,10 @@ impl Client {
             reason,
         };
         let failed = |error: io::Error| match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
-                unusable(format!("nothing came for {} s", self.time_limit.as_secs()))
-            }
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => unusable(format!(
+                "no data arrived for {} s",
+                self.time_limit.as_secs()
+            )),
             _ => unusable(error.to_string()),
         };
         stream
@@ -243,10 +244,10 @@ fn parse(answer: &[u8]) -> Result<(u16, Vec<u8>), String> {
     let mut head = httparse::Response::new(&mut headers);
     let head_bytes = match head.parse(answer) {
         Ok(httparse::Status::Complete(bytes)) => bytes,
-        Ok(httparse::Status::Partial) => return Err("it ends within its head".to_owned()),
+        Ok(httparse::Status::Partial) => return Err("it ends inside its header".to_owned()),
         Err(error) => return Err(format!("it is not HTTP: {error}")),
     };
-    let status = head.code.ok_or("it has no status")?;
+    let status = head.code.ok_or("it has no status code")?;
     let body = answer.get(head_bytes..).unwrap_or_default();
     let header = |name: &str| {
         head.headers
@@ -271,7 +272,7 @@ fn parse(answer: &[u8]) -> Result<(u16, Vec<u8>), String> {
 }
 
 fn dechunk(mut rest: &[u8]) -> Result<Vec<u8>, String> {
-    const CUT: &str = "it ends within a chunk";
+    const CUT: &str = "it ends inside a chunk";
     let mut body = Vec::new();
     loop {
         let (used, length) = match httparse::parse_chunk_size(rest) {

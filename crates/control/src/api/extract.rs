@@ -158,7 +158,7 @@ impl<S: Send + Sync> FromRequestParts<S> for OfExport {
         validate::name("volume", volume)?;
         if number.parse::<u64>().is_err() {
             return Err(ApiError::invalid(
-                "an export is named VOLUME, or VOLUME@NUMBER",
+                "an export's name is VOLUME or VOLUME@NUMBER",
             ));
         }
         Ok(Self(tenant, export))

@@ -43,7 +43,7 @@ fn limited(router: Router<Handle>, time_limit: Duration) -> Router<Handle> {
 }
 
 async fn only_metrics() -> ApiError {
-    ApiError::not_found("there is only GET /metrics here")
+    ApiError::not_found("this address serves only GET /metrics")
 }
 
 async fn limit_time(State(limit): State<Duration>, request: Request, next: Next) -> Response {
@@ -53,7 +53,7 @@ async fn limit_time(State(limit): State<Duration>, request: Request, next: Next)
             "the daemon did not answer within {} s",
             limit.as_secs_f64()
         ))
-        .hint("the operation may still complete: look before repeating it")
+        .hint("the operation may still complete: check before you repeat it")
         .with_status(StatusCode::GATEWAY_TIMEOUT),
     }
 }
@@ -65,7 +65,7 @@ async fn unknown_route(request: Request) -> ApiError {
 
 async fn unknown_method(request: Request) -> Response {
     ApiError::invalid(format!(
-        "`{}` is not possible on `{}`",
+        "method `{}` is not allowed on `{}`",
         request.method(),
         request.uri().path()
     ))

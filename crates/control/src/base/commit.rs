@@ -149,7 +149,7 @@ impl Base {
                     Err(error) => error.message,
                 },
                 Ok(Err(error)) => error.message,
-                Err(_) => "the thread that commits it failed".to_owned(),
+                Err(_) => "the commit thread failed".to_owned(),
             };
             self.note_trouble(attempt, &error);
             self.pause(&mut attempt).await;

@@ -320,8 +320,10 @@ impl Base {
         timeout(self.limits.request, self.wait_open())
             .await
             .map_err(|_| {
-                ApiError::unavailable("the daemon is still taking over what an earlier one granted")
-                    .hint("try again in a moment; see `forebay status`")
+                ApiError::unavailable(
+                    "the daemon is still taking over the grants of an earlier daemon",
+                )
+                .hint("try again in a moment; see `forebay status`")
             })
     }
 

@@ -21,7 +21,8 @@ impl Daemon {
     pub(super) fn find_record(&self) -> io::Result<Option<EngineRecord>> {
         if let Err(error) = process::recorded(&self.config.run_dir) {
             self.warn(format!(
-                "{error}: the file is damaged; it is kept as engine.json.damaged, and a living engine is looked for"
+                "{error}: the file is damaged; it is kept as engine.json.damaged, and the daemon looks for a live \
+                engine"
             ));
         }
         found::engine(&self.config.run_dir)
@@ -52,7 +53,7 @@ impl Daemon {
                 Some(engine) => Some(engine),
                 None => {
                     if let Err(error) = files::remove(&record.socket) {
-                        tracing::warn!(%error, "removing the dead engine's socket");
+                        tracing::warn!(%error, "can't remove the dead engine's socket");
                     }
                     self.note_death(&record, Process::Engine);
                     return Ok(None);
@@ -65,10 +66,10 @@ impl Daemon {
             && record.formats != ours
         {
             return Err(DaemonError::new(format!(
-                "the running engine (pid {}) speaks formats {}, this daemon {ours}",
+                "the running engine (pid {}) uses formats {}, but this daemon uses {ours}",
                 engine.pid, record.formats
             ))
-            .with_hint("end both in good order (`forebay shutdown`) with the version that started it, then start this one"));
+            .with_hint("run `forebay shutdown` with the version that started the engine, then start this version"));
         }
         let limit = Duration::from_secs(if found.is_some() { 5 } else { 1 });
         let greeted = match connect_socket(&record.socket, limit).await {
@@ -77,7 +78,7 @@ impl Daemon {
         };
         match (greeted, found) {
             (Ok(greeting), Some(engine)) => {
-                tracing::info!(pid = engine.pid, generation = engine.generation, "took over a running engine");
+                tracing::info!(pid = engine.pid, generation = engine.generation, "adopted a running engine");
                 // A daemon that leaves its engine in good order writes 0.
                 if record.daemon_pid != std::process::id() && record.daemon_pid != 0 {
                     self.note_death(&record, Process::Daemon);
@@ -92,12 +93,12 @@ impl Daemon {
             }
             (Err(error @ (GreetError::OtherPool { .. } | GreetError::Version { .. })), _) => {
                 Err(DaemonError::new(error.to_string()).with_hint(format!(
-                    "it was started in {}; stop that process, or give this daemon another run folder",
+                    "the engine was started in {}; stop that process, or give this daemon another run folder",
                     self.config.run_dir.display()
                 )))
             }
             (Err(error), Some(engine)) => {
-                tracing::error!(pid = engine.pid, %error, "a running engine can't be talked to: it is killed");
+                tracing::error!(pid = engine.pid, %error, "can't communicate with a running engine: it is killed");
                 engine.kill();
                 engine.ended().await;
                 self.note_death(&record, Process::Engine);
@@ -109,7 +110,7 @@ impl Daemon {
 
     fn note_death(&self, record: &EngineRecord, process: Process) {
         let (pid, cause) = match process {
-            Process::Daemon => (record.daemon_pid, "unknown: noticed by the daemon after it"),
+            Process::Daemon => (record.daemon_pid, "unknown: the next daemon noticed it"),
             Process::Engine => (
                 record.pid.unwrap_or(0),
                 "unknown: it was gone when this daemon started",

@@ -49,7 +49,7 @@ impl Daemon {
             }
             let trouble = bound.map_err(|error| {
                 format!(
-                    "nobody can connect at {address}: can't listen there: {error}; {}, tried again until it works",
+                    "hosts can't connect at {address}: can't listen there: {error}; {}; the daemon keeps retrying",
                     what_to_do(&error, "nvme_tcp", listen.in_the_way_of(address))
                 )
             });
@@ -107,7 +107,7 @@ impl Daemon {
         let own = self.listen.borrow().in_the_way_of(address);
         let trouble = bound.map_err(|error| {
             format!(
-                "nobody can read metrics at {address}: can't listen there: {error}; {}, tried again until it works",
+                "metrics can't be read at {address}: can't listen there: {error}; {}; the daemon keeps retrying",
                 what_to_do(&error, "metrics", own)
             )
         });
@@ -127,10 +127,11 @@ pub(super) fn metrics_at(address: SocketAddr) -> String {
 fn what_to_do(error: &io::Error, key: &str, own: Option<SocketAddr>) -> String {
     match (error.kind(), own) {
         (io::ErrorKind::AddrInUse, Some(own)) => format!(
-            "{own}, another address under [listen] in forebay.toml, is in the way: change `{key}` or that one"
+            "{own}, another address under [listen] in forebay.toml, conflicts with it: change `{key}` or that address"
         ),
         (io::ErrorKind::AddrInUse, None) => format!(
-            "another program listens there, or an engine of which run_dir knows nothing any more (`ss -ltnp` says which): stop it, or change `{key}` under [listen] in forebay.toml"
+            "another program listens there, or an engine that run_dir no longer records (`ss -ltnp` shows it): stop \
+            it, or change `{key}` under [listen] in forebay.toml"
         ),
         _ => format!("see `{key}` under [listen] in forebay.toml"),
     }

@@ -133,9 +133,8 @@ impl Daemon {
                 ..trouble
             },
             Some(trouble) => trouble,
-            None => {
-                ApiError::not_found("there is no pool").hint("make one with `forebay pool create`")
-            }
+            None => ApiError::not_found("there is no pool")
+                .hint("create one with `forebay pool create`"),
         }
     }
 

@@ -52,7 +52,8 @@ impl Daemon {
         let folder = &self.config.state_dir;
         let writable = access(folder, Access::WRITE_OK | Access::EXEC_OK).map_err(|error| {
             format!(
-                "the state folder {} can't be written: {error}; what changes is forgotten at the next start: where devices are, events, figures",
+                "the state folder {} can't be written: {error}; new device paths, events and statistics are lost at \
+                the next start",
                 folder.display()
             )
         });
@@ -81,13 +82,15 @@ impl Daemon {
         let read = self.program.reload();
         self.note_part("the log", self.program.open_log());
         let wrong = read.as_ref().err().map(|error| {
-            format!("the configuration was not read again, and what it said before holds: {error}")
+            format!(
+                "the configuration was not reloaded, and the previous one stays in effect: {error}"
+            )
         });
         self.note_part("the configuration", wrong.map_or(Ok(()), Err));
         let Ok(new) = read else {
             return;
         };
-        tracing::info!("the configuration was read again");
+        tracing::info!("the configuration was reloaded");
         let exposed = self.exposures();
         let old = self.listen.replace(new.clone());
         let mut parts = self.parts.borrow_mut();

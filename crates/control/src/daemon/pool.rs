@@ -53,18 +53,18 @@ impl Daemon {
             Ok(open)
         });
         let open = open.await.map_err(|error| {
-            let reported = DaemonError::new(format!("the embedded pool: {error}"));
+            let reported = DaemonError::new(format!("can't open the embedded pool: {error}"));
             match error.hint {
                 // The configuration has no --force.
                 Some(hint) if hint == devices::OVERWRITE_HINT => reported.with_hint(format!(
-                    "remove {} if nothing in it is needed",
+                    "remove {} if you need nothing in it",
                     embedded.path.display()
                 )),
                 Some(hint) => reported.with_hint(hint),
                 None => reported,
             }
         })?;
-        tracing::info!(path = %embedded.path.display(), made = !there, "the embedded pool");
+        tracing::info!(path = %embedded.path.display(), made = !there, "opened the embedded pool");
         Ok(Some(open))
     }
 
@@ -75,19 +75,18 @@ impl Daemon {
         let _only_one = self.change_pool().await?;
         if let Some(serving) = self.serving() {
             return Err(ApiError::exists(format!(
-                "this daemon serves pool {} already",
+                "this daemon already serves pool {}",
                 serving.owner.base.pool_name()
             ))
-            .hint("one daemon serves one pool: destroy it first, or start another daemon"));
+            .hint("one daemon serves one pool: destroy that pool first, or start another daemon"));
         }
         if let Some(trouble) = &*self.trouble.borrow() {
             return Err(ApiError::in_use(format!(
-                "a pool is recorded here that is not open: {}",
+                "the pool that is recorded here is not open: {}",
                 trouble.message
             ))
             .hint(
-                "repair it and open it (`forebay pool open`), or give it up first: `forebay pool \
-                 destroy NAME --forget`",
+                "repair it and open it (`forebay pool open`), or forget it first: `forebay pool destroy NAME --forget`",
             ));
         }
         let me = self.me.clone();
@@ -142,7 +141,7 @@ impl Daemon {
             store,
         };
         if let Err(error) = devices::reserve_catalog(&[joined]) {
-            tracing::warn!(%error, "the room for a copy of the catalog");
+            tracing::warn!(%error, "can't reserve space for a copy of the catalog");
         }
         Ok(owner.reports.device_show(index.0)?.device)
     }
@@ -162,7 +161,7 @@ impl Daemon {
         }
         if query.forget {
             return Err(ApiError::invalid(format!("pool {} is open", pool.name))
-                .hint("only a pool that can't be opened can be forgotten: leave --forget out"));
+                .hint("only a pool that can't be opened can be forgotten: omit --forget"));
         }
         if pool.volumes > 0 && !query.delete_volumes {
             return Err(ApiError::in_use(format!(
@@ -228,7 +227,7 @@ impl Drop for ChangingPool {
 
 pub(super) fn other_pool(said: &str, name: &str, uuid: &str) -> ApiError {
     ApiError::not_found(format!(
-        "there is no pool {said}: this one's name is {name}, its UUID {uuid}"
+        "there is no pool {said}: this pool has the name {name} and the UUID {uuid}"
     ))
-    .hint("say its name or its UUID")
+    .hint("give its name or its UUID")
 }

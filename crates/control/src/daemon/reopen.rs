@@ -50,12 +50,13 @@ impl Daemon {
             Err(error) => (None, Some(error)),
         };
         let is_damaged = damaged.is_some();
-        let lost = |damaged: Option<io::Error>| match damaged {
+        let lost = |damaged: Option<io::Error>| {
+            match damaged {
             Some(error) => Err(ApiError::damaged(error.to_string()).hint(
-                "it says which devices form the pool; say it again with `forebay pool open \
-                 --device SPEC`",
+                "this file lists the devices of the pool; name them again with `forebay pool open --device SPEC`",
             )),
             None => Ok(None),
+        }
         };
         // An unknown format is a newer release's, not damage.
         let is_newer = |error: &io::Error| error.kind() == io::ErrorKind::Unsupported;
@@ -89,7 +90,7 @@ impl Daemon {
         let opened = self.open_given(opening, move || devices::open_at(&places));
         match opened.await {
             Err(error) if only_configured && error.kind == ErrorKind::NotFound => {
-                tracing::warn!(%error, "the configured devices");
+                tracing::warn!(%error, "no pool was found on the configured devices");
                 lost(damaged)
             }
             opened => {
@@ -129,7 +130,7 @@ impl Daemon {
         let uuids: Vec<_> = records.map(|record| record.uuid).collect();
         for folder in self.record_dirs() {
             if let Err(error) = devices::forgive_cut_short(folder, &uuids) {
-                tracing::warn!(%error, "recording that devices are taken as they are");
+                tracing::warn!(%error, "can't record that devices are accepted as they are");
             }
         }
     }
@@ -152,13 +153,13 @@ impl Daemon {
                 match &recorded {
                     Err(error) => self.set_record_aside(error),
                     Ok(_) => self.warn(
-                        "devices.json in the state folder was lost: its copy in the run folder holds"
+                        "devices.json in the state folder was lost: the daemon uses its copy in the run folder"
                             .to_owned(),
                     ),
                 }
                 // At once, because the pool may not open for a long time.
                 if let Err(error) = devices::restore(&self.config.state_dir, &copy) {
-                    tracing::warn!(%error, "recording the pool's devices");
+                    tracing::warn!(%error, "can't record the pool's devices");
                 }
                 Ok(Some(copy))
             }
@@ -169,10 +170,10 @@ impl Daemon {
     fn set_record_aside(&self, damage: &io::Error) {
         let path = devices::record_path(&self.config.state_dir);
         self.warn(format!(
-            "{damage}: the file is damaged; it is kept as devices.json.damaged and made anew"
+            "{damage}: the file is damaged; it is kept as devices.json.damaged, and the daemon writes a new one"
         ));
         if let Err(error) = files::set_aside(&path) {
-            tracing::warn!(%error, "setting a damaged file aside");
+            tracing::warn!(%error, "can't rename a damaged file");
         }
     }
 
@@ -193,7 +194,7 @@ impl Daemon {
         for folder in self.record_dirs() {
             if let Err(error) = devices::record(folder, pool) {
                 // The pool was found without it; on a full disk, serving is what makes room.
-                tracing::warn!(%error, "recording the pool's devices");
+                tracing::warn!(%error, "can't record the pool's devices");
             }
         }
     }
@@ -221,8 +222,8 @@ impl Daemon {
     async fn open_and_serve(self: &Rc<Self>, body: PoolOpen) -> Result<(), ApiError> {
         let Some(open) = self.open_pool(body).await? else {
             return Err(self.no_pool().hint(
-                "say where its devices are: `forebay pool open --device SPEC`; or make one with \
-                 `forebay pool create`",
+                "name the devices of a pool with `forebay pool open --device SPEC`, or create one with \
+                `forebay pool create`",
             ));
         };
         let engine = self.find_record().map_err(DaemonError::from)?;
@@ -276,7 +277,7 @@ impl Daemon {
         devices.extend(returned);
         if devices.is_empty() && !has_returned {
             return Err(ApiError::not_found(format!(
-                "what is missing was not found: {}",
+                "no missing device was found: {}",
                 reasons.join("; ")
             ))
             .hint(OPEN_HINT));
@@ -291,7 +292,7 @@ impl Daemon {
             Ok(()) if has_returned => self.replace_stale_engine().await,
             Ok(()) => Ok(()),
             Err(error) => {
-                tracing::error!(%error, "taking devices back: the pool is opened as it was");
+                tracing::error!(%error, "can't take devices back: the pool is opened as before");
                 if let Err(trouble) = self.open_and_serve(PoolOpen::default()).await {
                     tracing::error!(error = %trouble, "the pool is not open");
                     *self.trouble.borrow_mut() = Some(trouble);
@@ -309,7 +310,7 @@ impl Daemon {
     /// device anew.
     async fn replace_stale_engine(&self) -> Result<(), ApiError> {
         let replaced = self.engine_replace().await?;
-        tracing::info!("a device that went away is back: {replaced}");
+        tracing::info!("a missing device is back: {replaced}");
         Ok(())
     }
 
@@ -357,7 +358,7 @@ impl Daemon {
                 }
                 Err(error) => {
                     if reported != error.message {
-                        tracing::warn!(%error, "looked again at devices that did not answer");
+                        tracing::warn!(%error, "can't take back devices that did not answer");
                         reported.clone_from(&error.message);
                     }
                     pause = (pause * 2).clamp(least, most);
@@ -385,8 +386,12 @@ impl Daemon {
         match timeout(COMMIT_LIMIT, owner.base.commit()).await {
             Ok(Ok(())) => {}
             // The grant table has what the catalog lacks.
-            Ok(Err(error)) => tracing::warn!(%error, "before the engine is left"),
-            Err(_) => tracing::warn!("the engine is left before the last commit has ended"),
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "can't commit before the daemon leaves the engine")
+            }
+            Err(_) => {
+                tracing::warn!("the daemon leaves the engine before the last commit has ended")
+            }
         }
         owner.statistics.save_statistics(true).await;
         self.lost_devices.replace(owner.base.lost_devices());
@@ -424,7 +429,7 @@ impl Daemon {
         };
         let owner = &serving.owner;
         let text = format!(
-            "pool {} is not served any more: {taker}",
+            "pool {} is no longer served: {taker}",
             owner.base.pool_name()
         );
         tracing::error!("{text}");
@@ -442,7 +447,8 @@ impl Daemon {
             .borrow_mut()
             .append(&mut owner.ports.listeners.borrow_mut());
         let trouble = ApiError::in_use(text)
-            .hint("if it is this machine's: `forebay pool open --take-over`, once the other one has ended");
+            .hint("if the pool belongs to this machine, run `forebay pool open --take-over` after the other Forebay \
+            has ended");
         *self.trouble.borrow_mut() = Some(trouble);
     }
 
@@ -452,9 +458,9 @@ impl Daemon {
         let serving = self.serving().ok_or_else(|| self.no_pool())?;
         if !serving.owner.base.missing.borrow().is_empty() {
             return Err(ApiError::unavailable(
-                "a device of the pool is missing: it could not be upgraded",
+                "a device of the pool is missing and can't be upgraded",
             )
-            .hint("bring it back first (`forebay device list`)"));
+            .hint("bring it back first; `forebay device list` shows it"));
         }
         let catalog = serving.owner.base.catalog.clone();
         let upgraded =
@@ -462,7 +468,7 @@ impl Daemon {
         if upgraded > 0 {
             tracing::info!(
                 devices = upgraded,
-                "the pool's labels have the current format"
+                "upgraded the pool's labels to the current format"
             );
             self.leave(serving).await;
             self.open_and_serve(PoolOpen::default()).await?;
@@ -487,7 +493,7 @@ impl Daemon {
         }
         if !query.forget {
             return Err(trouble.hint(
-                "repair it and open it (`forebay pool open`), or use --forget: then its devices stay as they are",
+                "repair it and open it (`forebay pool open`), or use --forget, which does not change its devices",
             ));
         }
         let gone = |error: std::io::Error| ApiError::unavailable(error.to_string());
@@ -497,7 +503,7 @@ impl Daemon {
                     "an engine (pid {}) still serves pool {name}",
                     engine.pid
                 ))
-                .hint("use --disconnect-hosts to end it: hosts and machines lose their disks"));
+                .hint("use --disconnect-hosts to end it: hosts and VMs lose their disks"));
             }
             engine.kill();
             engine.ended().await;
@@ -509,6 +515,6 @@ impl Daemon {
         files::remove(&self.grants_path()).map_err(gone)?;
         self.trouble.borrow_mut().take();
         self.bind_listeners();
-        Ok("the pool is forgotten; its devices are as they were".to_owned())
+        Ok("the pool is forgotten; its devices were not changed".to_owned())
     }
 }

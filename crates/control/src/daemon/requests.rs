@@ -191,6 +191,6 @@ impl Daemon {
 }
 
 pub(super) fn changing() -> ApiError {
-    ApiError::unavailable("the pool is being made, opened or destroyed")
+    ApiError::unavailable("the pool is being created, opened or destroyed")
         .hint("try again in a moment")
 }

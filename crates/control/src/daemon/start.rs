@@ -85,11 +85,11 @@ impl Daemon {
                 // It serves on and keeps its ports; the API tells which pool is missing.
                 Some(engine) => {
                     let trouble = ApiError::not_found(format!(
-                        "an engine (pid {}) runs in {}, but no pool is recorded, and it has no device of one",
+                        "an engine (pid {}) runs in {}, but no pool is recorded, and the engine has no pool devices",
                         engine.pid,
                         self.config.run_dir.display()
                     ))
-                    .hint("say which devices form its pool: `forebay pool open --device SPEC`");
+                    .hint("name the devices of its pool: `forebay pool open --device SPEC`");
                     tracing::error!(error = %trouble, hint = trouble.hint, "the pool is not open");
                     *self.trouble.borrow_mut() = Some(trouble);
                     Ok(())
@@ -133,14 +133,17 @@ impl Daemon {
             Grants::adopt(&path, &mut pool, deposited, &boot_id, grants_capacity())
         };
         let grants = grants.map_err(|error| {
-            DaemonError::new(format!("the grant table {}: {error}", path.display()))
+            DaemonError::new(format!(
+                "can't use the grant table {}: {error}",
+                path.display()
+            ))
         })?;
         if let Some((engine, _)) = &live
             && (!grants.same_boot() || undeposited)
         {
             tracing::warn!(
                 pid = engine.pid,
-                "a running engine's grants are not known: it is replaced"
+                "the grants of the running engine are unknown: it is replaced"
             );
             engine.kill();
             engine.ended().await;
@@ -166,7 +169,9 @@ impl Daemon {
                 return Err(DaemonError::new(format!(
                     "the pool's catalog can't be written: {trouble}"
                 ))
-                .with_hint("make room or repair the device below the pool, and start again"));
+                .with_hint(
+                    "make room on the device below the pool or repair that device, and start again",
+                ));
             }
         }
         *owner.base.missing.borrow_mut() = missing;

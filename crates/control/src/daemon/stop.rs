@@ -60,8 +60,8 @@ impl Daemon {
         // While the engine lives, so that little is left; failures are retried below.
         match timeout(SYNC_LIMIT, owner.mapping.sync_all()).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "committing before the engine's end"),
-            Err(_) => tracing::warn!("committing before the engine's end takes too long"),
+            Ok(Err(error)) => tracing::warn!(%error, "can't commit before the engine ends"),
+            Err(_) => tracing::warn!("the commit before the engine's end takes too long"),
         }
         serving.supervisor.stop(owner, STOP_LIMIT).await;
         owner.statistics.save_statistics(true).await;
@@ -69,7 +69,7 @@ impl Daemon {
         if matches!(committed, Ok(Ok(())))
             && timeout(SYNC_LIMIT, owner.labels.end_stamp()).await.is_err()
         {
-            tracing::warn!("noting the pool's stop in its labels takes too long");
+            tracing::warn!("recording the pool's stop in its labels takes too long");
         }
         owner.close();
         let failed = match committed {
@@ -90,7 +90,7 @@ impl Daemon {
         }
         if owner.mapping.lists_missing() {
             tracing::info!(
-                "the grant table is kept: what was written to a missing device may not be durable there"
+                "the grant table is kept: writes to a missing device may not be durable there"
             );
         } else {
             files::remove(&self.grants_path())?;
@@ -110,7 +110,7 @@ impl Daemon {
         if self.left_engine.take().is_some() {
             process::set_daemon(&self.config.run_dir, 0);
         }
-        tracing::info!("the daemon has ended; its engine goes on");
+        tracing::info!("the daemon has ended; its engine continues");
         Ok(())
     }
 }

@@ -118,7 +118,7 @@ pub(crate) fn refuse_own(own: &[(DeviceIndex, String)], spec: &str) -> Result<()
     let own = own.iter().find(|(_, own)| is_same_place(own, spec));
     own.map_or(Ok(()), |(index, own)| {
         Err(
-            ApiError::exists(format!("{spec} is in the pool already, as {index} ({own})"))
+            ApiError::exists(format!("{spec} is already in the pool, as {index} ({own})"))
                 .hint("`forebay device list` shows the pool's devices"),
         )
     })
@@ -167,10 +167,10 @@ pub(crate) fn open_new(body: &DeviceAdd) -> Result<NewPoolDevice, ApiError> {
         open_or_make(&body.spec, body.size_bytes, &mut made).and_then(|(device, known_zero)| {
             if device.info().kind == DeviceKind::Null && !body.force {
                 return Err(ApiError::invalid(format!(
-                    "{} keeps no data: what volumes place there is lost",
+                    "{} keeps no data: data that volumes store there is lost",
                     device.info().spec
                 ))
-                .hint("--force adds it all the same, to measure speed without a disk"));
+                .hint("--force adds it anyway, to measure speed without a disk"));
             }
             claim(&device)?;
             let taken = take_new(device, known_zero, body.force)?;
@@ -250,9 +250,8 @@ fn refuse_used(device: &SyncStore) -> Result<(), ApiError> {
             label.pool_name, label.pool_uuid
         ))
         .hint(
-            "start the daemon whose state folder records that pool to use it (`forebay pool open \
-             --device` takes a device back that its pool misses); --force uses it anew, and what it \
-             holds is lost",
+            "to use that pool, start the daemon whose state folder records it (`forebay pool open --device` returns a \
+            missing device to its pool); --force overwrites the device, and its data is lost",
         )),
         Probe::Unusable(why) => {
             Err(ApiError::in_use(format!("{spec} has a Forebay label: {why}")).hint(OVERWRITE_HINT))
@@ -306,7 +305,7 @@ pub(crate) fn reserve_catalog(devices: &[PoolDevice]) -> Result<(), ApiError> {
         reserve().map_err(|error| {
             let message = format!("{}: no room for the pool's catalog: {error}", device.spec);
             ApiError::new(error::ErrorKind::NoSpace, message).hint(format!(
-                "it needs {} of the file system below it",
+                "the catalog needs {} on the file system below",
                 format_bytes(end)
             ))
         })?;

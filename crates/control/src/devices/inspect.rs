@@ -74,7 +74,7 @@ impl fmt::Display for Opening {
             true => write!(f, "the pool is being opened (for {seconds} s)"),
             false => write!(
                 f,
-                "the pool is being opened (for {seconds} s): it waits for the answer of device {}",
+                "the pool is being opened (for {seconds} s): the daemon waits for device {}",
                 devices.join(", ")
             ),
         }
@@ -127,7 +127,7 @@ fn within(
             let _ = sender.send((place, checked));
         });
         if let Err(error) = spawned {
-            tracing::error!(%error, "a thread to look at a device");
+            tracing::error!(%error, "can't start a thread to open a device");
         }
     }
     drop(sender);
@@ -148,7 +148,7 @@ fn within(
 
 fn silent(place: &str, limit: Duration) -> ApiError {
     ApiError::unavailable(format!(
-        "{place}: opening it takes more than {} s: it hangs, or answers too slowly",
+        "{place}: opening it takes more than {} s: the device hangs, or answers too slowly",
         limit.as_secs()
     ))
     .hint(HANGS_HINT)

@@ -46,8 +46,9 @@ const CLAIM_LIMIT: Duration = Duration::from_secs(3);
 const CLAIM_PAUSE: Duration = Duration::from_millis(20);
 /// The limit for opening a device, including all requests to it until its pool is open.
 const OPEN_LIMIT: Duration = Duration::from_secs(10);
-const HANGS_HINT: &str = "the daemon looks again from time to time, and takes it back when it answers; `forebay pool open` does so at once";
-pub(crate) const OVERWRITE_HINT: &str = "use --force to overwrite it; what it holds is lost";
+const HANGS_HINT: &str = "the daemon retries from time to time, and takes the device back when it answers; \
+    `forebay pool open` retries at once";
+pub(crate) const OVERWRITE_HINT: &str = "use --force to overwrite it; its data is lost";
 
 #[derive(Debug, Clone)]
 pub(crate) struct PoolDevice {
@@ -85,7 +86,8 @@ pub(crate) struct OpenPool {
 
 pub(crate) fn cut_short_text(bytes: u64) -> String {
     format!(
-        "the file was cut short to {} ({bytes} bytes) while in use: what lay behind that is lost, and reads as zeros if the file is longer again",
+        "the file was cut short to {} ({bytes} bytes) while in use: data beyond that is lost, and reads as zeros if \
+        the file grows again",
         format_bytes(bytes)
     )
 }
@@ -142,7 +144,7 @@ fn open_device(spec: &DeviceSpec, options: &OpenOptions) -> Result<SyncDevice, A
     let silent = || {
         let limit = OPEN_LIMIT.as_secs();
         ApiError::unavailable(format!(
-            "{text}: opening it takes more than {limit} s: it hangs"
+            "{text}: opening it takes more than {limit} s: the device hangs"
         ))
         .hint(HANGS_HINT)
     };
@@ -234,8 +236,9 @@ fn patiently(claim: impl Fn() -> Result<(), FenceError>) -> Result<(), ApiError>
                 return Err(ApiError::unavailable(error.to_string()).hint(HANGS_HINT));
             }
             Err(error @ FenceError::Held { .. }) => {
-                return Err(ApiError::in_use(error.to_string())
-                    .hint("another daemon serves this device's pool: stop it, or use that one"));
+                return Err(ApiError::in_use(error.to_string()).hint(
+                    "another daemon serves this device's pool: stop that daemon, or use it",
+                ));
             }
             Err(error) => return Err(ApiError::unavailable(error.to_string())),
         }

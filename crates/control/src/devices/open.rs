@@ -24,9 +24,10 @@ use crate::ownership::{self, Candidate, Installation, Tenure};
 use crate::store::SyncStore;
 
 pub(crate) const OPEN_HINT: &str =
-    "bring them back, or say where they are now: `forebay pool open --device SPEC`";
+    "bring the devices back, or give their new paths: `forebay pool open --device SPEC`";
 
-pub(super) const FORCE_HINT: &str = "put the device itself back, or take the copy as it is: `forebay pool open --device SPEC --force`";
+pub(super) const FORCE_HINT: &str = "put the original device back, or accept the copy as it is: \
+    `forebay pool open --device SPEC --force`";
 
 /// Where a pool may be.
 #[derive(Debug, Clone, Default)]
@@ -124,10 +125,10 @@ impl Search {
             .find(|found| found.label.device_uuid == label.device_uuid)
         {
             return Err(ApiError::exists(format!(
-                "{spec} and {} carry the label of the same device: one is a copy",
+                "{spec} and {} have the label of the same device: one is a copy",
                 twin.store.0.info().spec
             ))
-            .hint("which one is right, Forebay can't know: remove the copy, and try again"));
+            .hint("Forebay can't know which one is the original: remove the copy, and try again"));
         }
         if let Some(bytes) = self.cut_short.get(&label.device_uuid)
             && !self.forced
@@ -217,7 +218,9 @@ impl Search {
             let spec = found.store.0.info().spec.to_string();
             let limit = OPEN_LIMIT.as_secs();
             self.passed.push(Passed {
-                why: format!("{spec}: it answers too slowly: opening it takes more than {limit} s"),
+                why: format!(
+                    "{spec}: the device answers too slowly: opening it takes more than {limit} s"
+                ),
                 spec,
                 device: Some(found.label.device_uuid),
                 is_silent: true,
@@ -445,9 +448,9 @@ pub(super) fn cut_short(recorded: &Recorded) -> impl Iterator<Item = (Uuid, u64)
 }
 
 pub(super) fn refuse_cut_short(spec: &DeviceSpec, bytes: u64) -> ApiError {
-    const HINT: &str = "`forebay pool open --device SPEC --force` takes it as it is";
+    const HINT: &str = "`forebay pool open --device SPEC --force` accepts it as it is";
     ApiError::damaged(format!("{spec}: {}; {HINT}", cut_short_text(bytes)))
-        .hint("put a copy from before in its place, or say --force")
+        .hint("replace it with an earlier copy, or use --force")
 }
 
 /// Checks the size against the catalog, as labels do too.
@@ -462,11 +465,11 @@ fn refuse_shrunk(pool: &Pool, device: &PoolDevice) -> Result<(), ApiError> {
     let capacity = device.store.0.info().capacity_bytes;
     if needed.is_none_or(|needed| needed > capacity) {
         return Err(ApiError::damaged(format!(
-            "{}: has {} ({capacity} bytes), less than the pool knows it to have: it was truncated or replaced",
+            "{}: has {} ({capacity} bytes), less than the pool recorded: it was truncated or replaced",
             device.spec,
             format_bytes(capacity)
         ))
-        .hint("restore the device before the pool is opened; nothing was changed"));
+        .hint("restore the device before you open the pool; nothing was changed"));
     }
     Ok(())
 }

@@ -67,17 +67,14 @@ pub(super) fn check(
 }
 
 fn no_size(path: &Path) -> ApiError {
-    let message = format!(
-        "{}: the size of the file to be made is missing",
-        path.display()
-    );
-    ApiError::invalid(message).hint("say `--size SIZE` (`size_bytes` in the API)")
+    let message = format!("{}: the size of the new file is missing", path.display());
+    ApiError::invalid(message).hint("give `--size SIZE` (`size_bytes` in the API)")
 }
 
 fn no_such_file(path: &Path) -> ApiError {
     let message = format!("{}: there is no such file or device", path.display());
     ApiError::not_found(message).hint(
-        "check the name; `--create --size SIZE` (`create` and `size_bytes` in the API) makes a sparse file there",
+        "check the name; `--create --size SIZE` (`create` and `size_bytes` in the API) creates a sparse file there",
     )
 }
 
@@ -106,15 +103,15 @@ fn refuse_too_large(
         return Ok(());
     }
     let message = format!(
-        "{}: the file system can't hold a file of {}: {} are asked for there, {} are free",
+        "{}: the file system can't hold a file of {}: {} are needed there, {} are free",
         path.display(),
         format_bytes(size_bytes),
         format_bytes(*all),
         format_bytes(free_bytes)
     );
     Err(ApiError::new(error::ErrorKind::NoSpace, message).hint(
-        "give a smaller size, make room there, or make the file yourself (`truncate -s`) if it is to have more than there \
-         is room for now",
+        "give a smaller size or free some space there; to exceed the free space, create the file yourself \
+        (`truncate -s`)",
     ))
 }
 
@@ -139,11 +136,7 @@ mod tests {
         assert_eq!(error.kind, error::ErrorKind::NotFound);
         let error = check(&one, None, NewFiles::WithinRoom).unwrap_err();
         assert_eq!(error.kind, error::ErrorKind::Invalid);
-        assert!(
-            error
-                .message
-                .contains("size of the file to be made is missing")
-        );
+        assert!(error.message.contains("size of the new file is missing"));
         std::fs::write(&one[0], []).unwrap();
         assert!(check(&one, None, NewFiles::WithinRoom).is_ok());
     }

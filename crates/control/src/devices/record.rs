@@ -71,7 +71,7 @@ pub(crate) fn recorded(state_dir: &Path) -> io::Result<Option<Recorded>> {
     };
     let version = Version::deserialize(&found).map_err(|error| wrong(error.to_string()))?;
     if version.version != RECORD_VERSION {
-        let what = format!("format {} is not known to this release", version.version);
+        let what = format!("this release does not know format {}", version.version);
         return Err(io::Error::new(
             io::ErrorKind::Unsupported,
             wrong(what).to_string(),

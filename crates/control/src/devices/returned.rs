@@ -77,19 +77,19 @@ pub(crate) fn find_missing(
         }
         if let Some(own) = own {
             return Err(ApiError::exists(format!(
-                "{text} is no missing device of the pool: its label is that of {}, which is open as {} and answers",
+                "{text} is not a missing device of the pool: its label is that of {}, which is open as {} and answers",
                 own.index, own.spec
             ))
             .hint("one of them is a copy: remove it, or end the daemon and its engine before you replace the other one"));
         }
         if !is_pools || !missing.iter().any(|m| m.uuid == label.device_uuid) {
             return Err(ApiError::invalid(format!(
-                "{text} is no missing device of the pool: its label says pool {} ({}), {} ({})",
+                "{text} is not a missing device of the pool: its label says pool {} ({}), {} ({})",
                 label.pool_name, label.pool_uuid, label.device_index, label.device_uuid
             ))
             .hint(
-                "`forebay device list` shows what is missing; `forebay device add SPEC` makes a new \
-                 device part of the pool",
+                "`forebay device list` shows the missing devices; `forebay device add SPEC` adds a new device to the \
+                pool",
             ));
         }
         let older = missing

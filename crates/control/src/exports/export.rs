@@ -127,8 +127,8 @@ impl Exports {
         self.vms.making.borrow_mut().remove(&export);
         begun?;
         let text = match is_internal {
-            true => format!("{name} is exported from now on (internal: an image is moved)"),
-            false => format!("{name} is exported from now on"),
+            true => format!("{name} is now exported (internal: an image is transferred)"),
+            false => format!("{name} is now exported"),
         };
         self.report_export(EventKind::ExportCreated, name, text);
         let mut shown = self.export_show(&tenant, &named)?;
@@ -265,7 +265,7 @@ impl Exports {
             (None, _) => Err(ApiError::not_found(format!(
                 "volume {tenant}/{volume} is not exported"
             ))
-            .hint("`forebay export list` shows what is")),
+            .hint("`forebay export list` shows the exports")),
         }
     }
 
@@ -352,8 +352,8 @@ impl Exports {
         let text = match changed.clone().next().is_some()
             && changed.clone().all(|h| is_transfer_host(h))
         {
-            true => format!("export {name} is for {who} from now on (internal: an image is moved)"),
-            false => format!("export {name} is for {who} from now on"),
+            true => format!("export {name} now admits {who} (internal: an image is transferred)"),
+            false => format!("export {name} now admits {who}"),
         };
         self.report_export(EventKind::ExportChanged, name, text);
         Ok(shown)
@@ -414,8 +414,8 @@ impl Exports {
         let at_devices = pushed.map_err(|error| engine_error(&error))?;
         let name = format!("{tenant}/{volume}");
         let text = match was_internal {
-            true => format!("{name} is not exported any more (internal: an image was moved)"),
-            false => format!("{name} is not exported any more"),
+            true => format!("{name} is no longer exported (internal: an image was transferred)"),
+            false => format!("{name} is no longer exported"),
         };
         self.report_export(EventKind::ExportDeleted, name, text);
         Ok(at_devices.into())
@@ -425,10 +425,10 @@ impl Exports {
         if self.base.core.borrow().pool.exports().iter().count() < MAX_LANES {
             return Ok(());
         }
-        Err(
-            ApiError::no_space(format!("there are {MAX_LANES} exports, the most of a node"))
-                .hint("delete one that nobody uses: `forebay export list`"),
-        )
+        Err(ApiError::no_space(format!(
+            "there are {MAX_LANES} exports, the most that a node can have"
+        ))
+        .hint("delete an unused one; `forebay export list` shows them"))
     }
 }
 

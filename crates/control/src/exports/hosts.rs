@@ -171,13 +171,13 @@ impl Hosts {
         let (host, subsystem, why) = (clean(host), clean(subsystem), clean(why));
         let more = match count {
             0 | 1 => String::new(),
-            count => format!(" ({count} were refused, this one last)"),
+            count => format!(" ({count} were refused; this was the last)"),
         };
         if host.is_empty()
             && let Ok(export) = subsystem.parse()
         {
             let export = self.export_name(ExportId(export));
-            let text = format!("a machine at {export}: {why}{more}");
+            let text = format!("a VM at {export} was refused: {why}{more}");
             let fields = EventFields {
                 export: Some(export),
                 count: Some(count.max(1).into()),
@@ -189,7 +189,7 @@ impl Hosts {
                 .events
                 .report(kind, session.generation, text, fields);
         }
-        let text = format!("host {host} was not let in to {subsystem}: {why}{more}");
+        let text = format!("host {host} was refused at {subsystem}: {why}{more}");
         let fields = EventFields {
             host: Some(host),
             count: Some(count.max(1).into()),

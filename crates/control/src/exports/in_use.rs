@@ -27,8 +27,8 @@ impl Hosts {
     ) -> Result<(), ApiError> {
         self.refuse_in_use(what, is_cut_off).await.map_err(|error| {
             error.hint(
-                "disconnect them first, or use --disconnect-hosts (`disconnect_hosts` in the API): then they lose the disk \
-                 in the middle of their work",
+                "disconnect them first, or use --disconnect-hosts (`disconnect_hosts` in the API): they then lose the \
+                disk while they use it",
             )
         })
     }
@@ -106,7 +106,7 @@ impl Hosts {
             let is_used = export.frontend.is_vm()
                 && is_cut_off(export, None)
                 && self.vm_of(export.id).is_some();
-            is_used.then(|| format!("a virtual machine uses {}", name(export)))
+            is_used.then(|| format!("a VM uses {}", name(export)))
         });
         hosts.chain(vms).collect()
     }

@@ -74,7 +74,7 @@ impl Ports {
         match self.base.core.borrow_mut().pool.set_ports(&addresses) {
             Ok(true) => self.base.committer.kick(),
             Ok(false) => {}
-            Err(error) => tracing::error!(%error, "the ports"),
+            Err(error) => tracing::error!(%error, "can't set the ports"),
         }
     }
 
@@ -143,7 +143,7 @@ impl Ports {
         let Some(before) = port.cloned() else {
             return Err(
                 ApiError::not_found(format!("there is no port at {address}"))
-                    .hint("`forebay port list` shows which there are"),
+                    .hint("`forebay port list` shows the ports"),
             );
         };
         let others = || ports.iter().filter(|port| port.address != address);
@@ -152,7 +152,7 @@ impl Ports {
             && others().all(|port| port.ana == PathState::Inaccessible)
         {
             return Err(ApiError::in_use(format!(
-                "no other port is accessible: hosts would wait until {address} is again"
+                "no other port is accessible: hosts would wait until {address} is accessible again"
             ))
             .hint("make another port accessible first, or use --let-hosts-wait"));
         }
@@ -189,7 +189,7 @@ impl Ports {
         });
         let trouble = || {
             ApiError::unavailable("the change is not durable yet")
-                .hint("it is kept and tried again; see the daemon's log")
+                .hint("the change is kept in memory and tried again; see the daemon's log")
         };
         tokio::time::timeout(self.base.limits.request * 2, answer)
             .await
@@ -206,7 +206,7 @@ impl Ports {
             PathState::NonOptimized => "non-optimized",
             PathState::Inaccessible => "inaccessible",
         };
-        let text = format!("port {} is {state} from now on", port.address);
+        let text = format!("port {} is now {state}", port.address);
         let generation = self.base.newest_generation.get();
         self.base.events.report(
             EventKind::PortChanged,
@@ -241,7 +241,9 @@ impl Ports {
                         }
                     }),
                 }),
-                Err(error) => tracing::error!(address, %error, "a descriptor for the listener"),
+                Err(error) => {
+                    tracing::error!(address, %error, "can't duplicate the listener's descriptor")
+                }
             }
         }
         asked

@@ -47,7 +47,7 @@ impl Quarantine {
             return false;
         }
         let reason = format!(
-            "the engine died {} times within {} minutes of what its hosts sent, the last time: {why}",
+            "input from its hosts killed the engine {} times within {} minutes; the last cause: {why}",
             deaths.len(),
             WITHIN.as_secs() / 60
         );
@@ -69,7 +69,7 @@ impl Exports {
         let reason = self.quarantine.reason(export).unwrap_or_default();
         self.vms.forget_vm_listener(export);
         let text = format!(
-            "export {name} is not served any more: {reason}; `forebay export resume {name}` serves it again"
+            "export {name} is no longer served: {reason}; `forebay export resume {name}` serves it again"
         );
         let fields = EventFields {
             export: Some(name),
@@ -89,7 +89,7 @@ impl Exports {
         let id = self.export_id(&tenant, &volume)?;
         if self.quarantine.lift(id) {
             let name = self.hosts.export_name(id);
-            let text = format!("export {name} is served again: an operator said so");
+            let text = format!("export {name} is served again: an operator resumed it");
             let fields = EventFields {
                 export: Some(name),
                 ..EventFields::default()

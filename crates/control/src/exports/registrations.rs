@@ -74,7 +74,7 @@ impl Registrations {
                 .pool
                 .set_host_reservations(ask.volume, state, ask.token);
             set.map_err(|error| {
-                tracing::error!(volume = %ask.volume, %error, "a reservation");
+                tracing::error!(volume = %ask.volume, %error, "can't record a reservation");
                 match error.kind {
                     ErrorKind::NotFound => Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr(),
                     _ => Status::INTERNAL_ERROR,
@@ -117,7 +117,7 @@ impl Registrations {
         };
         let host = host_text(&ask.host);
         let text = format!(
-            "host {host} took the registrations or the reservation of volume {name} away from {}",
+            "host {host} took registrations or the reservation of volume {name} from {}",
             match &gone[..] {
                 [one] => format!("host {one}"),
                 [one, others @ ..] => format!("host {one} and {} others", others.len()),

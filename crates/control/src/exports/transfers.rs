@@ -177,7 +177,7 @@ fn under_way(kind: TransferKind, name: &str) -> ApiError {
 
 fn moved(what: String) -> ApiError {
     ApiError::in_use(what).hint(format!(
-        "wait until it has ended, and try again; one whose program died ends by itself within {} s",
+        "wait until it has ended, and try again; a transfer whose program died ends by itself within {} s",
         HOLDS.as_secs()
     ))
 }
@@ -222,7 +222,7 @@ impl Transfers {
         } = body;
         if !is_transfer_host(&host) {
             return Err(ApiError::invalid(format!(
-                "the host of a transfer is named {TRANSFER_HOST_PREFIX}NAME"
+                "the host of a transfer must be named {TRANSFER_HOST_PREFIX}NAME"
             )));
         }
         // A renewal changes nothing.
@@ -263,7 +263,7 @@ impl Transfers {
                     .await
             }
             (Ok(()), _) => Err(ApiError::not_found(format!(
-                "the access of this transfer to {name} has been taken back"
+                "this transfer no longer has access to {name}"
             ))),
             (Err(error), _) => Err(error),
         };
@@ -328,10 +328,10 @@ impl Transfers {
                 .is_some()
         {
             return Err(ApiError::in_use(format!(
-                "volume {tenant}/{volume} is exported to a virtual machine"
+                "volume {tenant}/{volume} is exported to a VM"
             ))
             .hint(format!(
-                "delete that export, and make it again afterwards: `forebay export delete {tenant}/{volume}`"
+                "delete that export, and create it again afterwards: `forebay export delete {tenant}/{volume}`"
             )));
         }
         let body = ExportCreate {
@@ -353,7 +353,8 @@ impl Transfers {
         }
         Err(
             ApiError::in_use(format!("the export of {name} lists no host")).hint(format!(
-                "add one, `forebay export set {name} --add-host NQN`, or delete it, `forebay export delete {name}`"
+                "add one (`forebay export set {name} --add-host NQN`), or delete the export \
+                (`forebay export delete {name}`)"
             )),
         )
     }
@@ -407,7 +408,7 @@ impl Transfers {
             ended.await.map(drop)
         };
         if let Err(error) = ended {
-            tracing::warn!(host, %error, "taking back the access of a transfer");
+            tracing::warn!(host, %error, "can't revoke the access of a transfer");
         }
     }
 
@@ -440,14 +441,16 @@ impl Transfers {
         Err(match kind {
             Some(kind) => under_way(kind, name),
             // An earlier daemon let it in.
-            None => moved(format!("an image is moved into {name} or out of it")),
+            None => moved(format!(
+                "an image is being imported into {name} or exported from it"
+            )),
         })
     }
 
     async fn end_transfers(self: &Rc<Self>, gone: Duration) {
         let is_connected = |id, host: &str| self.hosts.is_connected(id, host);
         for (id, host) in self.transfers.take_ended(gone, is_connected) {
-            tracing::info!(host, volume = %id, "a transfer has ended without a word");
+            tracing::info!(host, volume = %id, "a transfer has ended without notice");
             self.shut_out(id, &host).await;
         }
     }
@@ -479,7 +482,7 @@ impl Transfers {
         self.hosts
             .refuse_in_use(&what, |export, _| export.volume == id)
             .await
-            .map_err(|error| error.hint("disconnect its hosts and machines first"))?;
+            .map_err(|error| error.hint("disconnect its hosts and VMs first"))?;
         // Until then mappings from an earlier daemon's grants may be missing.
         self.base.wait_open_for_api().await?;
         self.mapping.count_preallocated_soon().await;
@@ -490,8 +493,8 @@ impl Transfers {
                 format_bytes(mapped_bytes)
             ))
             .hint(
-                "import into a new volume, or use --force (`overwrite` in the API): then everything in the volume is \
-                 replaced",
+                "import into a new volume, or use --force (`overwrite` in the API), which replaces everything in the \
+                volume",
             ));
         }
         Ok(())

@@ -85,7 +85,7 @@ fn remove_dead(path: &Path) -> io::Result<()> {
     };
     let refuse = |why: &str| Err(io::Error::new(io::ErrorKind::AlreadyExists, why));
     if !there.file_type().is_socket() {
-        return refuse("there is something else than a socket");
+        return refuse("the file there is not a socket");
     }
     let address = SocketAddrUnix::new(path)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -125,7 +125,7 @@ fn listen(path: &Path, is_default: bool, owner: SocketOwner) -> io::Result<Owned
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = rustix::fs::open(path, flags, Mode::empty())?;
         if FileType::from_raw_mode(rustix::fs::fstat(&file)?.st_mode) != FileType::Socket {
-            return Err(io::Error::other("something else was put there"));
+            return Err(io::Error::other("the file there is not the new socket"));
         }
         if owner != SocketOwner::default() {
             let user = owner.user.map(Uid::from_raw);
@@ -195,8 +195,12 @@ impl VmSockets {
             owner.busy.borrow_mut().remove(&id);
             let _ = sender.send(result);
         });
-        let no_answer =
-            || io::Error::new(io::ErrorKind::TimedOut, format!("no answer in {LIMIT:?}"));
+        let no_answer = || {
+            io::Error::new(
+                io::ErrorKind::TimedOut,
+                format!("no answer within {LIMIT:?}"),
+            )
+        };
         let result = match timeout(LIMIT, answer).await {
             Ok(Ok(Ok(result))) => result,
             Ok(_) => Err(io::Error::other("a thread of the daemon failed")),
@@ -234,7 +238,7 @@ impl VmSockets {
             }
             let making = self.at_path(id, &path, move |path| listen(path, is_default, owner));
             let fd = making.await.map_err(|error| {
-                ApiError::unavailable(format!("can't make the socket {error}"))
+                ApiError::unavailable(format!("can't create the socket {error}"))
                     .hint("give another path with --vm-socket, or another owner with --owner")
             })?;
             // It may have been deleted or quarantined meanwhile.
@@ -267,11 +271,13 @@ impl VmSockets {
         let listeners = self.listeners.borrow();
         let fd = listeners.get(&id)?.as_fd().try_clone_to_owned();
         let fd = fd
-            .inspect_err(|error| tracing::error!(%error, "a descriptor for a machine's socket"))
+            .inspect_err(
+                |error| tracing::error!(%error, "can't duplicate the descriptor of a VM's socket"),
+            )
             .ok()?;
         let export = EngineExportId(id.0);
         let message = |request| ToEngine::SetVmListener { request, export };
-        Some(session.request_with("a machine's socket", fd, message))
+        Some(session.request_with("a VM's socket", fd, message))
     }
 
     /// Closes the last descriptor, as the engine is dead: clients get an error at once while the
@@ -318,7 +324,7 @@ impl VmSockets {
         // The engine has closed it too, so it has no listener unless another process uses the path
         // now.
         if let Err(error) = self.at_path(id, path, remove_dead).await {
-            tracing::warn!(%error, "removing a machine's socket");
+            tracing::warn!(%error, "can't remove a VM's socket");
         }
     }
 
@@ -373,14 +379,13 @@ impl VmSockets {
             Ok(()) => {
                 let returned = self.missing.borrow_mut().remove(&id);
                 returned.map(|_| {
-                    let text = format!("machines can connect to {name} again");
+                    let text = format!("VMs can connect to {name} again");
                     (EventKind::PartReturned, text)
                 })
             }
             Err(error) => {
-                let text = format!(
-                    "no machine can connect to {name}: {error}; it is tried again until it works"
-                );
+                let text =
+                    format!("VMs can't connect to {name}: {error}; the daemon keeps retrying");
                 let before = self.missing.borrow_mut().insert(id, text.clone());
                 (before.as_ref() != Some(&text)).then_some((EventKind::PartMissing, text))
             }
@@ -403,12 +408,12 @@ impl VmSockets {
             FromEngine::Vm { export, .. } => (
                 *export,
                 EventKind::HostConnected,
-                "a machine connected to".to_owned(),
+                "a VM connected to".to_owned(),
             ),
             FromEngine::VmDetached { export, why } => (
                 *export,
                 EventKind::HostDisconnected,
-                format!("a machine was disconnected ({why}) from"),
+                format!("a VM was disconnected ({why}) from"),
             ),
             _ => return,
         };

@@ -34,7 +34,7 @@ fn reservation_error(
     let is_reserve = reported.message.contains("can't be reserved");
     if is_reserve && reserved_bytes > size_bytes {
         return reported.hint(
-            "reserve less, or `full` for all of the volume; `forebay volume resize` makes it larger",
+            "reserve less, or `full` for the whole volume; `forebay volume resize` makes the volume larger",
         );
     }
     if kind != ErrorKind::NoSpace {
@@ -42,8 +42,8 @@ fn reservation_error(
     }
     let left = pool.reservable_bytes(None);
     reported.hint(format!(
-        "reserve less ({} can be promised now), add a device (`forebay device add`), or take other \
-         volumes' reservations back (`forebay volume set --reserve`)",
+        "reserve less ({} can be promised now), add a device (`forebay device add`), or reduce other volumes' \
+        reservations (`forebay volume set --reserve`)",
         format_bytes(left)
     ))
 }
@@ -202,7 +202,7 @@ impl Volumes {
             self.base.spawn(async move {
                 owner.base.commit_through().await;
                 if let Err(error) = owner.push_volume(id).await {
-                    tracing::warn!(volume = %id, %error, "telling the engine of a volume");
+                    tracing::warn!(volume = %id, %error, "can't send a volume to the engine");
                 }
                 drop(turn);
             });
@@ -236,7 +236,7 @@ impl Volumes {
         {
             return Err(
                 ApiError::in_use(format!("volume {tenant}/{name} is exported")).hint(format!(
-                    "remove the export first: `forebay export delete {tenant}/{name}`"
+                    "delete the export first: `forebay export delete {tenant}/{name}`"
                 )),
             );
         }

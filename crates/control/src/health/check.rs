@@ -46,7 +46,7 @@ impl Reports {
                 .pool
                 .repair(&report)
                 .map_err(api_error)?;
-            tracing::warn!(extents = repaired, "leaked extents are given back");
+            tracing::warn!(extents = repaired, "returned leaked extents to the pool");
             self.base.commit_for_api().await?;
             self.base.zero_fill_wanted.raise();
         }
@@ -67,7 +67,7 @@ impl Reports {
             repairable: false,
         };
         match checked.await {
-            Err(error) => vec![problem(format!("reading the catalog: {error}"))],
+            Err(error) => vec![problem(format!("can't read the catalog: {error}"))],
             Ok((scrubbed, report)) => {
                 let lost = scrubbed.err().map(|error| problem(error.to_string()));
                 let found = report.problems.into_iter().filter(|p| !p.repairable);

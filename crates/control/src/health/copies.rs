@@ -60,7 +60,7 @@ impl Copies {
             let catalog = self.base.catalog.clone();
             let healed = tokio::task::spawn_blocking(move || catalog.heal()).await;
             if let Ok(Err(error)) = healed {
-                tracing::debug!(%error, "bringing a copy of the catalog back");
+                tracing::debug!(%error, "can't restore a copy of the catalog");
             }
         }
     }
@@ -75,7 +75,7 @@ impl Copies {
             tracing::warn!(note, "the pool's catalog");
         }
         let text = match (before.is_whole(), now.is_whole()) {
-            (true, false) => "the pool's catalog has no second copy any more",
+            (true, false) => "the pool's catalog no longer has a second copy",
             (false, true) => "the pool's catalog has two good copies again",
             _ => return,
         };
@@ -133,17 +133,19 @@ impl Copies {
             let is_good = |copy: &CatalogCopy| copy.state == CopyState::Good;
             warnings.push(if health.copies.iter().any(is_good) {
                 format!(
-                    "the pool's catalog has one good copy only ({lost}): if that is lost, so is the pool; repair the device, or add another (`forebay device add`)"
+                    "the pool's catalog has only one good copy ({lost}): if it is lost, so is the pool; repair the \
+                    device, or add another (`forebay device add`)"
                 )
             } else {
                 format!(
-                    "no copy of the pool's catalog can be written ({lost}): what changes the pool waits"
+                    "no copy of the pool's catalog can be written ({lost}): changes of the pool wait"
                 )
             });
         }
         if health.repaired_blocks > 0 {
             warnings.push(format!(
-                "{} blocks of the pool's catalog or its labels were bad on one copy and have been repaired from the other; `forebay pool show` says where; if the power had not failed, that device should be watched",
+                "{} blocks of the pool's catalog or its labels were bad in one copy and have been repaired from the \
+                other; `forebay pool show` says where; unless the power had failed, watch that device",
                 health.repaired_blocks
             ));
         }

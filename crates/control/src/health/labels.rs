@@ -121,22 +121,22 @@ impl Labels {
             .into_iter()
             .map(|uuid| {
                 format!(
-                    "something that is not Forebay's, a restored partition table perhaps, lies over the first copy of \
-                     the label of device {}",
+                    "foreign data, perhaps a restored partition table, lies over the first copy of the label of device \
+                    {}",
                     spec(uuid)
                 )
             })
             .collect();
-        let repair = "; `forebay pool check --repair` writes the label there again";
+        let repair = "; `forebay pool check --repair` writes that label again";
         let mut warnings: Vec<String> = covered
             .iter()
             .map(|text| format!("{text}{repair}"))
             .collect();
         if !old.is_empty() {
             warnings.push(
-                "the pool's labels have the format of an older version, which another machine's use of the pool, older \
-                 copies of devices and restored partition tables can harm: `forebay pool upgrade` mends that; older \
-                 versions refuse the pool from then on"
+                "the pool's labels have the format of an older version: use by another machine, older copies of \
+                devices and restored partition tables can harm the pool; `forebay pool upgrade` fixes that, but older \
+                versions then refuse the pool"
                     .to_owned(),
             );
         }
@@ -173,7 +173,7 @@ impl Labels {
         }
         self.stamp(number, true).await;
         if let Err(error) = self.base.commit().await {
-            tracing::warn!(%error, "noting the pool's stop");
+            tracing::warn!(%error, "can't record the pool's stop");
         }
         if let Some(tenure) = self.tenure() {
             let held = self.held();
@@ -193,7 +193,7 @@ impl Labels {
             return;
         };
         for note in notes {
-            tracing::warn!(note, "noting a start or a stop of the pool");
+            tracing::warn!(note, "recording a start or a stop of the pool");
         }
         self.base
             .core

@@ -31,9 +31,10 @@ impl LimitUse {
     fn warning(&self) -> String {
         let Self { what, used, most } = self;
         let what_to_do = match &**what {
-            "exports" => "no more can be created then; delete those that nobody uses",
+            "exports" => "no more can be created at the limit; delete unused ones",
             _ => {
-                "when there are no more, hosts are turned away; disconnect some, or use fewer queues for each host (nvme connect --nr-io-queues)"
+                "at the limit, hosts are refused; disconnect some, or use fewer queues for each host (nvme connect \
+                --nr-io-queues)"
             }
         };
         format!("{used} of {most} {what} are in use: {what_to_do}")

@@ -78,15 +78,15 @@ fn some(names: &[String]) -> Option<String> {
 
 fn listed(names: &[String]) -> String {
     some(names).map_or_else(
-        || "no volume has anything there".to_owned(),
-        |names| format!("what lies there of {names} can't be reached"),
+        || "no volume has data there".to_owned(),
+        |names| format!("data of {names} there can't be reached"),
     )
 }
 
 pub(crate) fn concerned(names: &[String]) -> String {
     some(names).map_or_else(
-        || "no volume has anything there".to_owned(),
-        |names| format!("there lies something of {names}"),
+        || "no volume has data there".to_owned(),
+        |names| format!("it holds data of {names}"),
     )
 }
 
@@ -215,12 +215,13 @@ impl Reports {
             DeviceState::Online | DeviceState::Opening | DeviceState::Failing => return None,
             DeviceState::Failed if self.states.cut_short(DeviceIndex(device.index)).is_some() => (
                 "has failed",
-                "what lay behind that is lost; make the file as long as it was, and take it back with `forebay pool open --device SPEC --force`, or replace what was there from a copy",
+                "data beyond that is lost; make the file as long as before and take it back with \
+                `forebay pool open --device SPEC --force`, or restore the data from a copy",
             ),
-            DeviceState::Failed => ("has failed", "it is tried again and again"),
+            DeviceState::Failed => ("has failed", "the daemon keeps retrying"),
             DeviceState::Missing => (
                 "is missing",
-                "bring it back and run `forebay pool open`, with --device SPEC if it is elsewhere now",
+                "bring it back and run `forebay pool open`, with --device SPEC if its path has changed",
             ),
         };
         let why = device
@@ -240,11 +241,12 @@ impl Reports {
         let what = self.states.error_trouble(index)?;
         let names = self.base.volumes_on(core, index);
         let placing = match device.state {
-            DeviceState::Failing => "; nothing new is placed there until it is well again",
+            DeviceState::Failing => "; no new extents are placed there until it recovers",
             _ => "",
         };
         Some(format!(
-            "device {} {what}; {}{placing}; look at the kernel's log, the cable and the disk, and replace the disk if it goes on",
+            "device {} {what}; {}{placing}; check the kernel's log, the cable and the disk, and replace the disk if \
+            the errors continue",
             device.spec,
             concerned(&names)
         ))
@@ -261,7 +263,7 @@ impl Reports {
         }
         let names: BTreeSet<String> = now.into_iter().map(|(spec, _)| spec).collect();
         for spec in warned.difference(&names) {
-            let text = format!("the file system below device {spec} has room again");
+            let text = format!("the file system below device {spec} has free space again");
             self.base
                 .report(EventKind::PoolSpace, text, EventFields::default());
         }
@@ -278,12 +280,13 @@ impl Reports {
             let text = match room(info.spec.path()) {
                 Room::Enough => continue,
                 Room::Little(left) => format!(
-                    "the file system below device {} is nearly full ({} left): make room there before writes to new places fail",
+                    "the file system below device {} is nearly full ({} left): free some space there before writes to \
+                    new extents fail",
                     device.spec,
                     format_bytes(left)
                 ),
                 Room::Nothing => format!(
-                    "the file system below device {} is full: writes to new places fail until there is room",
+                    "the file system below device {} is full: writes to new extents fail until there is space",
                     device.spec
                 ),
             };

@@ -82,7 +82,7 @@ impl Reports {
         let core = self.base.core.borrow();
         let record = core.pool.devices().get(usize::from(index)).ok_or_else(|| {
             ApiError::not_found(format!("the pool has no device {index}"))
-                .hint("`forebay device list` shows which it has")
+                .hint("`forebay device list` shows the pool's devices")
         })?;
         Ok(DeviceDetails {
             device: self.show_device(&core, record),

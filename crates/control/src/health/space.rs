@@ -9,7 +9,7 @@ use crate::events::EventFields;
 use crate::health::reports::Reports;
 use crate::model::events::EventKind;
 
-const FILLS_UP: &str = "the pool fills up";
+const FILLS_UP: &str = "the pool is filling up";
 const NEARLY_FULL: &str = "the pool is nearly full";
 const FULL: &str = "the pool is full";
 /// The levels exclude each other.
@@ -51,20 +51,22 @@ impl Reports {
         match pool.space_level() {
             _ if space.free_bytes() == 0 => troubles.push((
                 FULL,
-                format!("the pool is full: {how}; writes to new places fail{}: delete what is not needed, or add a device (`forebay device add SPEC`)", match space.promised {
+                format!("the pool is full: {how}; writes to new extents fail{}: delete unneeded volumes, or add a \
+                device (`forebay device add SPEC`)", match space.promised {
                     0 => "",
-                    _ => ", but where space was promised",
+                    _ => ", except where space was promised",
                 }),
             )),
             SpaceLevel::Normal => {}
             SpaceLevel::Warn => troubles.push((
                 FILLS_UP,
-                format!("the pool fills up: {how}, {free} are free"),
+                format!("the pool is filling up: {how}, {free} are free"),
             )),
             SpaceLevel::Critical => troubles.push((
                 NEARLY_FULL,
                 format!(
-                    "the pool is nearly full: {how}, {free} are free; writes to new places fail when nothing is left: delete what is not needed, or add a device (`forebay device add SPEC`)"
+                    "the pool is nearly full: {how}, {free} are free; writes to new extents fail when no space is \
+                    left: delete unneeded volumes, or add a device (`forebay device add SPEC`)"
                 ),
             )),
         }
@@ -73,9 +75,9 @@ impl Reports {
         let used_percent = usage.used_bytes.saturating_mul(100) / usage.limit_bytes.max(1);
         if used_percent >= warn {
             troubles.push((
-                "the pool's catalog fills up",
+                "the pool's catalog is filling up",
                 format!(
-                    "the pool's catalog fills up: {} of {} are used",
+                    "the pool's catalog is filling up: {} of {} are used",
                     format_bytes(usage.used_bytes),
                     format_bytes(usage.limit_bytes)
                 ),
@@ -100,7 +102,7 @@ impl Reports {
             if !(has_level && LEVELS.contains(&gone.as_str())) {
                 self.base.report(
                     EventKind::PoolSpace,
-                    format!("no longer: {gone}"),
+                    format!("resolved: {gone}"),
                     EventFields::default(),
                 );
             }

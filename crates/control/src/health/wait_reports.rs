@@ -73,7 +73,7 @@ impl WaitReports {
             goes_on
         });
         for text in over {
-            let text = format!("no longer: {text}");
+            let text = format!("resolved: {text}");
             self.base
                 .report(EventKind::Warning, text, EventFields::default());
         }
@@ -144,12 +144,13 @@ impl WaitReports {
                 let blocker = self.blocker(device).await?;
                 let concerned = concerned(&self.base.volumes_on(&self.base.core.borrow(), device));
                 format!(
-                    "device {} is not free for this engine: {blocker}; {concerned}, and requests there fail or wait until then",
+                    "device {} is not free for this engine: {blocker}; {concerned}, and requests to it fail or wait \
+                    until then",
                     self.base.spec_of(device)
                 )
             }
             Wait::Adoption => {
-                let what = "taking over what an earlier daemon granted is not finished";
+                let what = "taking over the grants of an earlier daemon has not finished";
                 format!("{what}: it waits for {}", self.adoption_waits_for())
             }
             Wait::Commit => {
@@ -165,7 +166,7 @@ impl WaitReports {
             Wait::Revoke(id, volume) => {
                 let devices = self.mapping.devices_of(id);
                 let name = self.base.volume_name(&self.base.core.borrow(), volume);
-                let what = format!("taking rights on volume {name} back has not ended");
+                let what = format!("revoking grants of volume {name} has not ended");
                 match self.link.session() {
                     None => format!("{what}: no engine serves"),
                     Some(session) => {
@@ -192,7 +193,7 @@ impl WaitReports {
             }
             Wait::Job(device, what) => {
                 let spec = self.base.spec_of(device);
-                format!("device {spec}: {what} that the engine asked for has not ended there")
+                format!("device {spec}: {what}, which the daemon requested, has not ended there")
             }
         })
     }
@@ -219,8 +220,8 @@ impl WaitReports {
             Ok(Ok(None)) => {
                 format!("the engine (pid {pid}) has not opened it yet; no earlier engine holds it")
             }
-            Ok(Err(error)) => format!("who holds it can't be told: {error}"),
-            Err(_) => "looking for who holds it takes too long".to_owned(),
+            Ok(Err(error)) => format!("can't find out which process holds it: {error}"),
+            Err(_) => "finding out which process holds it takes too long".to_owned(),
         })
     }
 

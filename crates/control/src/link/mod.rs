@@ -39,7 +39,8 @@ pub(crate) fn engine_error(error: &AskError) -> ApiError {
     match error {
         AskError::Refused(_) => ApiError::internal(error.to_string()),
         _ => ApiError::unavailable(error.to_string())
-            .hint("see `forebay status`; what was asked for is recorded and is told to the engine again when it restarts"),
+            .hint("see `forebay status`; the request is recorded, and the daemon sends it again when the engine \
+            restarts"),
     }
 }
 

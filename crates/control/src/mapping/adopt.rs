@@ -217,7 +217,7 @@ fn new_table(
                 entries = (entries / 8).max(LEAST_ENTRIES);
                 tracing::warn!(
                     entries,
-                    "little room for the grant table: it is made smaller"
+                    "little space for the grant table: it becomes smaller"
                 );
             }
             result => return result,
@@ -327,7 +327,8 @@ impl Adopter {
             if timeout(self.base.limits.inherited, wait).await.is_err() {
                 tracing::warn!(
                     unfinished = session.inherited(),
-                    "the engine has not finished what an earlier daemon asked for; where that is zeroing, freed space stays unused until it has"
+                    "the engine has not finished requests of an earlier daemon; space that it still zero-fills stays \
+                    unused until then"
                 );
                 // Nothing was given up for these requests, or the range is listed and revoked again
                 // below.
@@ -348,9 +349,9 @@ impl Adopter {
                         spare = report.spare,
                         dirty = report.dirty,
                         stale = adoption.stale.borrow().len(),
-                        "took over what was granted"
+                        "took over the grants"
                     ),
-                    Err(error) => tracing::error!(%error, "taking over what was granted"),
+                    Err(error) => tracing::error!(%error, "can't take over the grants"),
                 }
                 let volumes = core.pool.volumes().records();
                 *adoption.uncommitted.borrow_mut() = volumes
@@ -360,7 +361,7 @@ impl Adopter {
                     .collect();
             }
             if let Err(error) = core.pool.set_boot_id(&adoption.name()) {
-                tracing::error!(%error, "recording the grant table");
+                tracing::error!(%error, "can't record the grant table");
             }
         }
         while !adoption.recorded.get() {
@@ -384,7 +385,9 @@ impl Adopter {
         for (device, flushed) in join_all(flushes).await {
             match flushed {
                 Ok(Ok(())) => _ = self.adoption.unflushed.borrow_mut().remove(&device),
-                Ok(Err(error)) => tracing::warn!(%error, "what an earlier engine wrote"),
+                Ok(Err(error)) => {
+                    tracing::warn!(%error, "can't flush what an earlier engine wrote")
+                }
                 Err(_) => {
                     tracing::warn!(%device, "flushing what an earlier engine wrote takes too long");
                 }
@@ -401,7 +404,8 @@ impl Adopter {
             .is_err()
         {
             tracing::warn!(
-                "what was taken over is not all durable, or in use where it should not be; flushes and freed space wait for that"
+                "some mappings that were taken over are not durable, or are in use where they should not be; flushes \
+                and freed space wait for that"
             );
             let owner = self.clone();
             self.base.spawn(async move { owner.settle().await });
@@ -441,7 +445,7 @@ impl Adopter {
                 continue;
             };
             if let Err(error) = self.revoker.revoke_unknown(one.volume, part).await {
-                tracing::warn!(volume = %one.volume, ?part, %error, "revoking a grant that the pool does not know");
+                tracing::warn!(volume = %one.volume, ?part, %error, "can't revoke a grant that the pool does not know");
                 sleep(Duration::from_millis(500)).await;
             }
         }

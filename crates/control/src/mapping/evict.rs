@@ -76,7 +76,7 @@ impl Revoker {
             .zip(results)
             .filter_map(|(held, result)| {
                 if let Err(error) = result {
-                    tracing::warn!(volume = %held.volume, %error, "making room in the grant table");
+                    tracing::warn!(volume = %held.volume, %error, "can't make room in the grant table");
                     return None;
                 }
                 Some(held)

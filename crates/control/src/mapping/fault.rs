@@ -172,7 +172,7 @@ impl Faults {
             match committed {
                 Ok(()) => self.answer_faults(&faults),
                 Err(error) => {
-                    tracing::error!(faults = faults.len(), %error, "faults fail");
+                    tracing::error!(faults = faults.len(), %error, "faults failed");
                     for fault in &faults {
                         self.fail_fault(fault, FaultFailure::Internal);
                     }
@@ -224,7 +224,7 @@ impl Faults {
                 FaultStep::Commit(batch) => match self.base.commit_of(batch).await {
                     Ok(()) => continue,
                     Err(error) => {
-                        tracing::error!(%volume, extent, %error, "a fault fails");
+                        tracing::error!(%volume, extent, %error, "a fault failed");
                         FaultFailure::Internal
                     }
                 },
@@ -241,7 +241,8 @@ impl Faults {
                 FaultStep::Moved(range) => match self.revoker.take_back(volume, range).await {
                     Ok(()) => continue,
                     Err(error) => {
-                        tracing::error!(%volume, extent, %error, "a fault fails: its old place is still in use");
+                        tracing::error!(%volume, extent, %error, "a fault failed: the extent's old place is still in \
+                        use");
                         FaultFailure::Internal
                     }
                 },
@@ -315,7 +316,7 @@ impl Faults {
                 Err(error) => return failed(volume, extent, &error),
             };
         let Some(word) = word else {
-            tracing::error!(%volume, extent, "its place is past what a translation can name");
+            tracing::error!(%volume, extent, "the extent's place is beyond the range of a translation");
             return FaultStep::Failed(FaultFailure::Internal);
         };
         let grant = Grant {
@@ -361,7 +362,7 @@ impl Faults {
             Ok(Some(around)) => around,
             Ok(None) => return false,
             Err(error) => {
-                tracing::debug!(%volume, extent, %error, "places ahead");
+                tracing::debug!(%volume, extent, %error, "can't preallocate extents");
                 return false;
             }
         };
@@ -396,7 +397,7 @@ impl Faults {
         };
         match core.pool.reserve(volume, wanted) {
             Ok(_) => self.base.committer.kick(),
-            Err(error) => tracing::debug!(%volume, %error, "reserving ahead"),
+            Err(error) => tracing::debug!(%volume, %error, "can't reserve extents to preallocate"),
         }
     }
 }
@@ -409,6 +410,6 @@ fn failed(volume: VolumeId, extent: u64, error: &forebay_pool::PoolError) -> Fau
     if error.kind == forebay_pool::ErrorKind::NoSpace {
         return FaultStep::Failed(FaultFailure::NoSpace);
     }
-    tracing::warn!(%volume, extent, %error, "a fault fails");
+    tracing::warn!(%volume, extent, %error, "a fault failed");
     FaultStep::Failed(FaultFailure::Internal)
 }

@@ -40,7 +40,7 @@ impl Flusher {
             .set_boot_id(&adoption.name());
         match named {
             Ok(()) => self.base.committer.kick(),
-            Err(error) => tracing::error!(%error, "recording the grant table"),
+            Err(error) => tracing::error!(%error, "can't record the grant table"),
         }
     }
 
@@ -61,9 +61,9 @@ impl Flusher {
 
 #[derive(Debug, Clone, thiserror::Error)]
 pub(crate) enum SyncError {
-    #[error("flushing {0}: {1}")]
+    #[error("can't flush {0}: {1}")]
     Flush(DeviceIndex, AskError),
-    #[error("flushing {0}: {1}")]
+    #[error("can't flush {0}: {1}")]
     Device(DeviceIndex, String),
     #[error("{0} can't be flushed: it is missing or has failed")]
     Gone(DeviceIndex),
@@ -121,7 +121,7 @@ impl Flusher {
         let answer = match self.commit_up_to(volume, sequence).await {
             Ok(()) => ToEngine::Committed { volume, sequence },
             Err(error) => {
-                tracing::error!(%volume, sequence, %error, "a flush fails");
+                tracing::error!(%volume, sequence, %error, "a flush failed");
                 ToEngine::CommitFailed { volume, sequence }
             }
         };
@@ -226,7 +226,7 @@ impl Flusher {
             let result = self.sync_device(device).await;
             match &result {
                 Ok(()) | Err(SyncError::Flush(_, AskError::Gone)) => {}
-                Err(error) => tracing::warn!(%error, "committing mappings"),
+                Err(error) => tracing::warn!(%error, "can't commit mappings"),
             }
             *syncer.error.borrow_mut() = result.err();
             syncer.served.set(upto);

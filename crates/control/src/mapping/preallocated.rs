@@ -353,7 +353,10 @@ impl Revoker {
         };
         if self.base.has_preallocated() && timeout(limit, all).await.is_err() {
             let left = self.base.core.borrow().pool.volumes().preallocated();
-            tracing::warn!(left, "places that were not written stay with their volumes");
+            tracing::warn!(
+                left,
+                "unwritten preallocated extents stay with their volumes"
+            );
         }
     }
 
@@ -394,7 +397,7 @@ impl Revoker {
                 match result {
                     Ok(count) => taken += count,
                     Err(error) => {
-                        tracing::debug!(volume = %key.0, %error, "taking back places that were not written");
+                        tracing::debug!(volume = %key.0, %error, "can't take back unwritten preallocated extents");
                     }
                 }
             }
@@ -408,7 +411,7 @@ impl Revoker {
 
     async fn take_back_region(&self, key: (VolumeId, u64)) -> Result<u64, AskError> {
         let limit = self.base.limits.request;
-        let too_late = |_| AskError::TimedOut(limit, "places ahead");
+        let too_late = |_| AskError::TimedOut(limit, "preallocated extents");
         let (volume, range) = (key.0, extents_of(key));
         let hold = timeout(limit, self.locks.hold(volume, range));
         let held = hold.await.map_err(too_late)?;
@@ -435,7 +438,7 @@ impl Revoker {
                 // The extents released before the error must still be forgotten. The rest is no
                 // longer listed, and faults again.
                 Err(error) => {
-                    tracing::warn!(%volume, %error, "taking back places that were not written");
+                    tracing::warn!(%volume, %error, "can't take back unwritten preallocated extents");
                     break;
                 }
             }

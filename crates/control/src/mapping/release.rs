@@ -72,7 +72,7 @@ impl Releaser {
             session.say(&match released {
                 Ok(()) => ToEngine::ReleaseDone { release },
                 Err(error) => {
-                    tracing::warn!(%volume, ?range, %error, "a deallocation was not carried out");
+                    tracing::warn!(%volume, ?range, %error, "a deallocation failed");
                     ToEngine::ReleaseFailed { release }
                 }
             });
@@ -140,7 +140,7 @@ impl Releaser {
                 .await;
             let freed = self.base.core.borrow_mut().pool.delete_more();
             if let Err(error) = freed {
-                tracing::error!(%error, "freeing what a deleted volume has");
+                tracing::error!(%error, "can't free the extents of a deleted volume");
                 return;
             }
             self.base.commit_through().await;

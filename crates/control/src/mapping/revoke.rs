@@ -93,7 +93,7 @@ impl Revoker {
             tracing::error!(
                 volume = %held.volume,
                 extents = released.quarantined,
-                "freed extents are quarantined: requests that a device does not end may still write there"
+                "freed extents are quarantined: requests that a device has not ended may still write there"
             );
         }
         side.borrow_mut().changed(held.id).map_err(AskError::from)?;
@@ -268,7 +268,8 @@ impl Revoker {
         }
         side.borrow_mut().settle(held.id, fenced);
         for device in side.borrow().may_change(held.id)? {
-            tracing::error!(%device, volume = %held.volume, "a device hangs: a revoke did not end there; others go on without it");
+            tracing::error!(%device, volume = %held.volume, "a device hangs: a revoke did not end there; other devices \
+            are not affected");
         }
         Ok(())
     }
@@ -306,7 +307,7 @@ impl Revoker {
         for (volume, extents) in volumes {
             let held = self.locks.hold(volume, ExtentRange::new(0, extents)).await;
             if let Err(error) = self.revoke(&held, self.base.limits.revoke).await {
-                tracing::warn!(%device, %volume, %error, "taking back what lies on a device that was cut short");
+                tracing::warn!(%device, %volume, %error, "can't revoke extents on a device that was cut short");
             }
         }
     }

@@ -138,10 +138,10 @@ impl ZeroFill {
                 Err(trouble) => {
                     match trouble {
                         Trouble::NotReady => {
-                            tracing::debug!(failures, %device, "laundering waits for a device");
+                            tracing::debug!(failures, %device, "zero-filling waits for a device");
                         }
                         Trouble::Failed(error) => {
-                            tracing::warn!(failures, %device, error, "laundering freed extents");
+                            tracing::warn!(failures, %device, error, "can't zero-fill freed extents");
                         }
                     }
                     let pause =
@@ -179,7 +179,7 @@ impl ZeroFill {
             self.states
                 .job_within(&session, device, flush)
                 .await
-                .map_err(|error| Trouble::Failed(format!("flushing: {error}")))
+                .map_err(|error| Trouble::Failed(format!("can't flush: {error}")))
         };
         if let Err(trouble) = flushed {
             zeroed.into_iter().for_each(|run| self.give_back(run));
@@ -187,7 +187,7 @@ impl ZeroFill {
         }
         for run in zeroed {
             if let Err(error) = self.base.core.borrow_mut().pool.zero_filled(run) {
-                tracing::error!(%error, "a laundered run");
+                tracing::error!(%error, "can't record zero-filled extents");
             }
         }
         // Faults may reserve the clean extents from here on; answers wait for this commit.
@@ -247,7 +247,7 @@ impl ZeroFill {
 
     fn give_back(&self, run: DeviceRun) {
         if let Err(error) = self.base.core.borrow_mut().pool.zero_fill_failed(run) {
-            tracing::error!(%error, "giving back a run that could not be laundered");
+            tracing::error!(%error, "can't return extents that could not be zero-filled");
         }
     }
 

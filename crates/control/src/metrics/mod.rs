@@ -114,7 +114,7 @@ fn engine(out: &mut Exposition, source: &MetricSource<'_>) {
     let help = "Number of the engine, counted from the first on this pool.";
     out.one("forebay_engine_generation", GAUGE, help, status.generation);
     if let Some(engine) = &stats.engine {
-        let help = "Memory that the engine has in use.";
+        let help = "Memory that the engine uses.";
         out.one(
             "forebay_engine_resident_bytes",
             GAUGE,
@@ -122,12 +122,12 @@ fn engine(out: &mut Exposition, source: &MetricSource<'_>) {
             engine.resident_bytes,
         );
         let name = "forebay_staging_bytes";
-        let help = "Memory for commands' data: what stays at hand, and what bursts have borrowed until they end.";
+        let help = "Memory for the data of commands: owned by lanes, and borrowed for bursts until they end.";
         out.family(name, GAUGE, help);
         out.sample(name, &[("tier", "own")], engine.staging_own_bytes);
         out.sample(name, &[("tier", "borrowed")], engine.staging_borrowed_bytes);
     }
-    let help = "Things that `forebay status` warns of.";
+    let help = "Number of warnings in `forebay status`.";
     out.one("forebay_warnings", GAUGE, help, status.warnings.len());
     let takeover = &stats.takeover;
     let help = "Engines that died since the daemon started.";
@@ -163,32 +163,32 @@ fn space(out: &mut Exposition, pool: &PoolInfo) {
     for (name, help, value) in [
         (
             "forebay_pool_capacity_bytes",
-            "All extents together.",
+            "Size of all extents together.",
             pool.capacity_bytes,
         ),
         (
             "forebay_pool_used_bytes",
-            "What volumes use, and what is quarantined.",
+            "Space that volumes use, and quarantined space.",
             pool.used_bytes,
         ),
         (
             "forebay_pool_promised_bytes",
-            "What reservations will take beyond what is used.",
+            "Space that reservations will take beyond the used space.",
             pool.promised_bytes,
         ),
         (
             "forebay_pool_free_bytes",
-            "What any volume may still have.",
+            "Space that any volume may still take.",
             pool.free_bytes,
         ),
         (
             "forebay_pool_dirty_bytes",
-            "Freed and not yet zeroed.",
+            "Freed space that is not zero-filled yet.",
             pool.dirty_bytes,
         ),
         (
             "forebay_pool_quarantined_bytes",
-            "Freed while a device hung, and not usable yet.",
+            "Space that was freed while a device hung, and is not usable yet.",
             pool.quarantined_bytes,
         ),
         (
@@ -198,12 +198,12 @@ fn space(out: &mut Exposition, pool: &PoolInfo) {
         ),
         (
             "forebay_catalog_used_bytes",
-            "What the catalog's records take.",
+            "Size of the catalog's records.",
             pool.catalog.used_bytes,
         ),
         (
             "forebay_catalog_limit_bytes",
-            "What they may take.",
+            "Largest size of the catalog's records.",
             pool.catalog.limit_bytes,
         ),
     ] {
@@ -215,7 +215,7 @@ fn space(out: &mut Exposition, pool: &PoolInfo) {
         .iter()
         .filter(|copy| copy.is_good)
         .count();
-    let help = "Copies of the catalog that have everything; two, if all is well.";
+    let help = "Current copies of the catalog; two if all is well.";
     out.one("forebay_catalog_good_copies", GAUGE, help, good);
 }
 
@@ -231,12 +231,12 @@ fn devices(out: &mut Exposition, pool: &PoolInfo) {
     for (name, help, value) in [
         (
             "forebay_device_used_bytes",
-            "What volumes use of a device, and what is quarantined.",
+            "Space on a device that volumes use, and quarantined space.",
             (|device| device.used_bytes) as fn(&crate::model::DeviceInfo) -> u64,
         ),
         (
             "forebay_device_free_bytes",
-            "What belongs to nobody.",
+            "Unallocated space on a device.",
             |device| device.free_bytes,
         ),
     ] {
@@ -272,7 +272,7 @@ fn volumes(out: &mut Exposition, volumes: &[Volume]) {
         ),
         (
             "forebay_volume_allocated_bytes",
-            "What it owns or has set aside.",
+            "Space that a volume owns or has set aside.",
             |volume| volume.allocated_bytes,
         ),
     ] {
@@ -309,7 +309,7 @@ fn lane_gauges(out: &mut Exposition, lanes: &[LaneStats]) {
         ),
         (
             "forebay_volume_commands_parked",
-            "Of those, commands that wait for the daemon's answer to a fault.",
+            "Commands in flight that wait for the daemon's answer to a fault.",
             |lane| lane.parked,
         ),
         (
@@ -331,19 +331,19 @@ fn lane_transports(out: &mut Exposition, lanes: &[LaneStats]) {
         (
             "forebay_volume_copied_bytes_total",
             COUNTER,
-            "Bytes of data that were copied on their way between the network, or a machine's memory, and the devices.",
+            "Bytes of data copied on their way between the network, or a VM's memory, and the devices.",
             (|lane| lane.copied_bytes) as fn(&LaneStats) -> u64,
         ),
         (
             "forebay_volume_registered_bytes",
             GAUGE,
-            "Bytes of a machine's memory that are registered with the kernel now.",
+            "Bytes of a VM's memory that are registered with the kernel now.",
             |lane| lane.registered_bytes,
         ),
         (
             "forebay_volume_interrupts_total",
             COUNTER,
-            "Interrupts raised for a machine.",
+            "Interrupts raised for a VM.",
             |lane| lane.interrupts,
         ),
     ] {
@@ -395,8 +395,8 @@ fn lane_latencies(out: &mut Exposition, lanes: &[LaneStats]) {
     out.family(
         "forebay_volume_latency_seconds",
         "histogram",
-        "How long commands took in all, and those that had to: waiting to begin, waiting for the \
-         daemon's answer (translating), at the device.",
+        "Latency of commands: total, waiting to begin, waiting for the daemon's answer (translating), at the device. A \
+        part counts only commands that spent time there.",
     );
     for lane in lanes {
         for (op, ops) in ops(lane) {

@@ -142,7 +142,8 @@ fn every_line_is_as_it_should_be() {
     for line in [
         r#"forebay_info{version="0.1\"\\\n"} 1"#,
         "forebay_engine_up 1",
-        "# HELP forebay_reactor_handed_over_total Operations at devices (a command may be several) that other reactors were given to carry out.",
+        "# HELP forebay_reactor_handed_over_total Device operations (a command may need several) offloaded to other \
+        reactors.",
         "# TYPE forebay_engine_generation gauge",
         "forebay_warnings 1",
         r#"forebay_volume_commands_total{tenant="acme",volume="db",op="read"} 3"#,

@@ -275,16 +275,16 @@ impl LackingBase {
     pub fn text(&self) -> String {
         let why: &str = match self.reactor {
             Some(reactor) => &format!(
-                "reactor {reactor}, which serves exports of it, has too little beside what others are guaranteed"
+                "reactor {reactor}, which serves its exports, has too little left beside other guaranteed bases"
             ),
-            None => "it is more than the reactors have that serve its exports",
+            None => "it is more than the reactors of its exports have",
         };
         let fits: &str = match self.fits {
-            Some(fits) => &format!("{} IOPS and {} bytes/s fit", fits.iops, fits.bytes_s),
-            None => "none fits",
+            Some(fits) => &format!("{} IOPS and {} bytes/s of it fit", fits.iops, fits.bytes_s),
+            None => "none of it fits",
         };
         let tenant = &self.tenant;
-        format!("tenant {tenant}'s base is not guaranteed: {why}; of it, {fits}")
+        format!("tenant {tenant}'s base is not guaranteed: {why}; {fits}")
     }
 }
 

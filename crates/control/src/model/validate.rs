@@ -105,8 +105,8 @@ pub fn host_nqn(nqn: &str) -> Result<(), ApiError> {
             .flat_map(char::escape_default)
             .collect();
         return Err(ApiError::invalid(format!("`{shown}` is not a host NQN")).hint(
-            "a host NQN is like nqn.2014-08.org.nvmexpress:uuid:UUID, with at most 223 characters; a Linux host's is \
-             in /etc/nvme/hostnqn",
+            "a host NQN looks like nqn.2014-08.org.nvmexpress:uuid:UUID, with at most 223 characters; a Linux host's \
+            is in /etc/nvme/hostnqn",
         ));
     }
     Ok(())
@@ -127,7 +127,7 @@ pub fn host_list(hosts: &[String]) -> Result<(), ApiError> {
         host_nqn(nqn)?;
         if nqn.starts_with(TRANSFER_HOST_PREFIX) {
             return Err(ApiError::invalid(format!(
-                "`{nqn}` can't be listed: names like it belong to transfers of images, whose access ends by itself"
+                "`{nqn}` can't be listed: such names are reserved for transfers of images, whose access ends by itself"
             )));
         }
     }
@@ -148,7 +148,7 @@ pub fn device_specs<'a>(specs: impl ExactSizeIterator<Item = &'a String>) -> Res
     for spec in specs {
         if spec.len() > SPEC_MAX {
             return Err(ApiError::invalid(format!(
-                "a device's specification has {} bytes: at most {SPEC_MAX} are taken",
+                "a device's specification has {} bytes: at most {SPEC_MAX} are accepted",
                 spec.len()
             )));
         }
@@ -169,13 +169,13 @@ pub fn frontend(body: &ExportCreate) -> Result<(), ApiError> {
             return refuse("an export over NVMe/TCP has no socket of its own");
         }
         ExportFrontend::NvmePcie | ExportFrontend::NvmeTcp if body.queues.is_some() => {
-            return refuse("the number of queues is of vhost-user");
+            return refuse("only a vhost-user export has a number of queues");
         }
         ExportFrontend::NvmeTcp if body.pinned_memory => {
-            return refuse("only a machine has memory that may be pinned");
+            return refuse("only the memory of a VM can be pinned");
         }
         ExportFrontend::VhostUser | ExportFrontend::NvmeTcp if body.mapped_doorbells => {
-            return refuse("doorbells are of NVMe over vfio-user");
+            return refuse("only NVMe over vfio-user has doorbells");
         }
         _ => {}
     }
@@ -189,7 +189,7 @@ pub fn frontend(body: &ExportCreate) -> Result<(), ApiError> {
     }
     match &body.socket {
         Some(path) if !path.starts_with('/') || path.contains('\0') => {
-            refuse("a socket's path is absolute")
+            refuse("a socket's path must be absolute")
         }
         Some(path) if path.len() > MAX_PATH_BYTES => Err(ApiError::invalid(format!(
             "a socket's path has at most {MAX_PATH_BYTES} bytes"

@@ -28,7 +28,7 @@ impl Owner {
             forebay_pool::add_device(pool, &self.base.catalog, &new, force).map_err(api_error)?
         };
         if let Err(error) = self.labels.hold_device(&store) {
-            tracing::warn!(%error, "the heartbeat of a new device");
+            tracing::warn!(%error, "can't start the heartbeat of a new device");
         }
         // From here on it is in the pool, at least in memory, and can't be taken back.
         self.base.commit_through().await;
@@ -41,8 +41,12 @@ impl Owner {
         let (catalog, store) = (self.base.catalog.clone(), new.store.clone());
         match tokio::task::spawn_blocking(move || catalog.spread(index, &store)).await {
             Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "a copy of the catalog on the new device"),
-            Err(error) => tracing::error!(%error, "a copy of the catalog on the new device"),
+            Ok(Err(error)) => {
+                tracing::warn!(%error, "can't put a copy of the catalog on the new device")
+            }
+            Err(error) => {
+                tracing::error!(%error, "can't put a copy of the catalog on the new device")
+            }
         }
         self.mapping.serve_device(index);
         self.publish_device(index).await;

@@ -102,7 +102,7 @@ impl Owner {
             error = receive => error,
             Err(error) = session.write() => error,
         };
-        tracing::info!(generation = session.generation, %error, "the engine's conversation ended");
+        tracing::info!(generation = session.generation, %error, "the connection to the engine ended");
     }
 
     /// Answers consecutive faults together.
@@ -154,11 +154,11 @@ impl Owner {
                 self.states.device_failed(session, device, error);
             }
             FromEngine::Notice { text } => {
-                let text = format!("the engine says: {text}");
+                let text = format!("the engine reports: {text}");
                 self.base
                     .report(EventKind::Warning, text, EventFields::default());
             }
-            other => tracing::warn!(?other, "the engine said something out of place"),
+            other => tracing::warn!(?other, "the engine sent an unexpected message"),
         }
     }
 }

@@ -50,10 +50,10 @@ fn checked(change: &BudgetChange, before: Stated) -> Result<Option<Stated>, ApiE
         ));
     }
     if !stated.has_base() && stated.credit_seconds.is_some() {
-        return Err(ApiError::invalid(
-            "credit is what is not used of a base, and there is no base",
-        )
-        .hint("state a base; without credit, bursts are metered"));
+        return Err(
+            ApiError::invalid("credit is saved from an unused base, and there is no base")
+                .hint("set a base; without credit, bursts are metered"),
+        );
     }
     match stated.budget() {
         Ok(_) => Ok(Some(stated)),
@@ -65,10 +65,10 @@ fn checked(change: &BudgetChange, before: Stated) -> Result<Option<Stated>, ApiE
 fn or_say_assumed(error: ApiError, stated: Stated) -> ApiError {
     let what = match (stated.base_iops, stated.base_bytes) {
         (Some(_), None) if error.message.contains("bytes/s") => {
-            "bandwidth was not stated: a base of IOPS alone has 4 KiB/s for each"
+            "no bandwidth was given: a base of IOPS alone gets 4 KiB/s for each"
         }
         (None, Some(_)) if error.message.contains("IOPS") => {
-            "IOPS were not stated: a base of bandwidth alone has one for every 128 KiB/s"
+            "no IOPS were given: a base of bandwidth alone gets one for every 128 KiB/s"
         }
         _ => return error,
     };
@@ -172,7 +172,7 @@ impl Budgets {
         let mut asked = Vec::new();
         let published = self.known.take();
         if let Some(spread) = now.spread.filter(|_| published.spread != now.spread) {
-            let what = "how queues are spread";
+            let what = "the spread of queues";
             let pending = session.request(what, |request| ToEngine::SetSpread { request, spread });
             asked.push((what.to_owned(), pending));
         }
@@ -235,7 +235,7 @@ impl Budgets {
                 Ok(()) => {}
                 Err(AskError::Gone) => return Ok(()),
                 Err(error) => {
-                    tracing::error!(what, %error, "telling the engine");
+                    tracing::error!(what, %error, "can't send a change to the engine");
                     answer = Err(error);
                 }
             }
@@ -321,7 +321,8 @@ impl Budgets {
             let of = core.pool.tenants().named(tenant).ok();
             let of = of.and_then(|of| core.pool.budgets().of_tenant(of.id));
             match of.is_none_or(|of| of.base == LEAST) {
-                true => error.hint("its tenant has no base: `forebay tenant budget` states one; or leave the volume's base out, to limit it only"),
+                true => error.hint("its tenant has no base: set one with `forebay tenant budget`, or omit the volume's \
+                base to limit it only"),
                 false => or_say_assumed(error, stated.unwrap_or_default()),
             }
         })?;
@@ -331,7 +332,7 @@ impl Budgets {
 }
 
 fn say_scheduling(session: &Session, scheduling: Option<Scheduling>) -> Update {
-    let (what, scheduling) = ("how I/O is admitted", scheduling.map(Box::new));
+    let (what, scheduling) = ("the scheduling settings", scheduling.map(Box::new));
     let message = |request| ToEngine::SetScheduling {
         request,
         scheduling,

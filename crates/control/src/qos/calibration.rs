@@ -33,7 +33,7 @@ impl Budgets {
     pub(crate) fn refuse_its_name(&self, name: &str) -> Result<(), ApiError> {
         match name == TENANT && !self.calibrating.is_on() {
             true => Err(ApiError::invalid(format!(
-                "the tenant name {TENANT} is kept for `forebay calibrate`, which deletes all volumes of that tenant"
+                "the tenant name {TENANT} is reserved for `forebay calibrate`, which deletes all volumes of that tenant"
             ))
             .hint("choose another name")),
             false => Ok(()),
@@ -47,7 +47,7 @@ impl Budgets {
             None => None,
             Some(seconds) => {
                 return Err(ApiError::invalid(format!(
-                    "seconds is {seconds}: a calibration is at work for 1 to {MOST} s, and says so again before these are over"
+                    "seconds is {seconds}: a calibration lasts 1 to {MOST} s, and must be renewed before its end"
                 )));
             }
         };

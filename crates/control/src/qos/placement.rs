@@ -87,10 +87,10 @@ impl ReactorPlacement {
     }
 
     pub(crate) fn read_promises(&self) {
-        let instead = "those with the largest bases come first";
-        let read = self
-            .node
-            .read_record(FILE, "what is guaranteed", instead, |_: &mut Record| Ok(()));
+        let instead = "tenants with the largest bases come first";
+        let read =
+            self.node
+                .read_record(FILE, "guaranteed bases", instead, |_: &mut Record| Ok(()));
         let read = read.filter(|read| read.pool == self.pool_uuid());
         let kept = read.unwrap_or_default().promises;
         *self.written.borrow_mut() = kept.clone();
@@ -152,7 +152,8 @@ impl ReactorPlacement {
         let trouble = self.trouble.borrow();
         let trouble = trouble.as_ref().filter(|_| self.is_unwritten())?;
         Some(format!(
-            "whose bases are guaranteed can't be written, and is not known after a restart: {trouble}; it is tried again and again, the state folder needs some room"
+            "the record of guaranteed bases can't be written, and is lost at a restart: {trouble}; free some space in \
+            the state folder; the daemon keeps retrying"
         ))
     }
 
@@ -170,7 +171,7 @@ impl ReactorPlacement {
         match &trouble {
             None => *self.written.borrow_mut() = record.promises,
             Some(error) if trouble != *self.trouble.borrow() => {
-                tracing::error!(error, "keeping what was promised");
+                tracing::error!(error, "can't write the record of guaranteed bases");
             }
             Some(_) => {}
         }

@@ -57,12 +57,12 @@ impl ReactorPlacement {
         }
         node.promise(budget, &costs).map_err(|refused| {
             let from = match self.node.measured().len() {
-                FRONTENDS => "what `forebay calibrate` measured",
+                FRONTENDS => "measurements of `forebay calibrate`",
                 0 => "defaults: `forebay calibrate` measures this machine",
-                _ => "what `forebay calibrate` measured, and for frontends that were not measured from defaults",
+                _ => "measurements of `forebay calibrate`, with defaults for frontends that were not measured",
             };
             ApiError::new(ErrorKind::NoSpace, refused.to_string()).hint(format!(
-                "this was calculated from {from}; `forebay scheduling set --oversubscription` lets more be promised"
+                "this was calculated from {from}; `forebay scheduling set --oversubscription` lets you promise more"
             ))
         })
     }
@@ -116,7 +116,7 @@ impl ReactorPlacement {
         let (some, all) = (node.at_once(), node.tenants());
         if some < all {
             return Some(format!(
-                "only {some} of {all} tenants can have their bases at once, as this node is now: see `forebay scheduling show`"
+                "only {some} of {all} tenants can have their bases at once on this node: see `forebay scheduling show`"
             ));
         }
         let core = self.base.core.borrow();
@@ -129,7 +129,8 @@ impl ReactorPlacement {
             count => named.push_str(&format!(" and {} others", count - NAMED)),
         }
         Some(format!(
-            "the reactors that serve their exports have too little beside what others are guaranteed to give these tenants their bases: {named}; see `forebay scheduling show`"
+            "the reactors that serve their exports have too little left, beside other guaranteed bases, to give these \
+            tenants their bases: {named}; see `forebay scheduling show`"
         ))
     }
 

@@ -191,23 +191,23 @@ fn default_costs() -> Vec<CostProfile> {
 
 fn check_costs(profiles: &[CostProfile]) -> Result<(), String> {
     if profiles.is_empty() || profiles.len() > 9 {
-        return Err("there are 9 profiles: of 3 frontends and 3 operations".to_owned());
+        return Err("give 1 to 9 profiles, for 3 frontends and 3 operations".to_owned());
     }
     for (at, profile) in profiles.iter().enumerate() {
         let what = format!("{:?} {:?}", profile.frontend, profile.operation);
         let is_time = |ns: &f64| (0.0..=MOST_NS).contains(ns);
         if !profile.cpu_ns.iter().all(is_time) || !profile.device_ns.iter().all(is_time) {
-            return Err(format!("{what}: a time is 0 to {MOST_NS} ns"));
+            return Err(format!("{what}: a time must be 0 to {MOST_NS} ns"));
         }
         if profile.cpu_ns.iter().any(|ns| *ns <= 0.0) {
-            return Err(format!("{what}: nothing takes no processor time"));
+            return Err(format!("{what}: processor times must be above 0"));
         }
         if profile.header_bytes > 1 << 20 {
-            return Err(format!("{what}: too many bytes besides the data"));
+            return Err(format!("{what}: too many bytes in addition to the data"));
         }
         let is_same = |other: &CostProfile| index_of(other) == index_of(profile);
         if profiles[..at].iter().any(is_same) {
-            return Err(format!("{what} is there twice"));
+            return Err(format!("{what} is given twice"));
         }
     }
     Ok(())
@@ -234,21 +234,21 @@ impl NodeSettings {
         *node.folder.borrow_mut() = Some(folder.to_owned());
         node.reactors.set(reactors.into());
         let mut dropped = Vec::new();
-        let instead = "the defaults count until `forebay scheduling set`";
-        let settings = self.read_record(SETTINGS, "how I/O is admitted", instead, |read| {
+        let instead = "the defaults apply until `forebay scheduling set`";
+        let settings = self.read_record(SETTINGS, "the scheduling settings", instead, |read| {
             dropped = Settings::drop_unknown(read);
             read.check()
         });
         *node.settings.borrow_mut() = settings.unwrap_or_default();
         for name in dropped {
             let text = format!(
-                "the parameter `{name}` of scheduling is fixed in this version: what was set is dropped"
+                "the scheduling parameter `{name}` is fixed in this version: its setting is dropped"
             );
             self.base
                 .report(EventKind::Warning, text, EventFields::default());
         }
-        let instead = "the defaults count until `forebay calibrate`";
-        let costs = self.read_record(COSTS, "what I/O costs", instead, |read: &mut Measured| {
+        let instead = "the defaults apply until `forebay calibrate`";
+        let costs = self.read_record(COSTS, "I/O costs", instead, |read: &mut Measured| {
             check_costs(&read.profiles)
         });
         *node.measured.borrow_mut() = costs;
@@ -270,7 +270,7 @@ impl NodeSettings {
             Ok(read)
         });
         checked.unwrap_or_else(|error| {
-            let text = format!("the record of {what} can't be used, {instead}: {error}");
+            let text = format!("the record of {what} can't be used; {instead}: {error}");
             self.base
                 .report(EventKind::Warning, text, EventFields::default());
             None
@@ -294,7 +294,7 @@ impl NodeSettings {
         match written.await {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(ApiError::unavailable(error.to_string())
-                .hint("nothing was changed; the state folder needs some room")),
+                .hint("nothing was changed; free some space in the state folder")),
             Err(_) => Err(ApiError::internal("the thread that writes it failed")),
         }
     }

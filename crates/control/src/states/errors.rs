@@ -167,7 +167,7 @@ impl SeenErrors {
         let (trouble, last) = (self.trouble?, self.last?);
         let ago = |at_ns: u64| now_ns.saturating_sub(at_ns) / 1_000_000_000;
         Some(format!(
-            "gives errors: {} failed since {} s ago, the last {} s ago at byte {}: {}",
+            "gives errors: {} failed in the last {} s, the last one {} s ago at byte {}: {}",
             trouble.counts.in_words(),
             ago(trouble.since_ns),
             ago(last.at_ns),
@@ -195,7 +195,7 @@ impl DeviceStates {
                 seen.trouble = None;
                 drop(all);
                 let text = format!(
-                    "device {} gives no errors any more",
+                    "device {} no longer gives errors",
                     self.base.spec_of(device)
                 );
                 self.base
@@ -246,12 +246,12 @@ impl DeviceStates {
         match flushed {
             Ok(()) if is_well => {
                 let spec = self.base.spec_of(device);
-                let text = format!("device {spec} gives no errors any more, and a flush succeeded");
+                let text = format!("device {spec} no longer gives errors, and a flush succeeded");
                 self.base
                     .report_device(EventKind::DeviceReturned, device, text);
             }
             Ok(()) => {}
-            Err(error) => tracing::debug!(%device, %error, "a device that gave errors"),
+            Err(error) => tracing::debug!(%device, %error, "can't flush a device that gave errors"),
         }
         self.judge_health(device);
     }
@@ -305,7 +305,8 @@ mod tests {
         assert!(seen.is_shut());
         assert_eq!(
             seen.in_words(105 * S).unwrap(),
-            "gives errors: 1 read, 1 write and 2 flushes failed since 5 s ago, the last 2 s ago at byte 0: Input/output error (os error 5)"
+            "gives errors: 1 read, 1 write and 2 flushes failed in the last 5 s, the last one 2 s ago at byte 0: \
+            Input/output error (os error 5)"
         );
         assert!(!seen.is_quiet(132 * S, QUIET));
         assert!(seen.is_quiet(133 * S, QUIET));

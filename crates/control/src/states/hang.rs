@@ -54,8 +54,9 @@ impl DeviceStates {
         let known = self.hanging.suspects.borrow_mut().insert(device, suspicion);
         if known.is_none() {
             let spec = self.base.spec_of(device);
-            let text =
-                format!("device {spec} hangs: {what} did not end there; others go on without it");
+            let text = format!(
+                "device {spec} hangs: {what} did not end there; other devices are not affected"
+            );
             self.base
                 .report_device(EventKind::DeviceFailed, device, text);
         }
@@ -152,7 +153,7 @@ impl DeviceStates {
                 Ok(()) => self.requests_ended(device, mark, |s| s.number <= raised),
                 Err(AskError::Gone) => {}
                 Err(error) => {
-                    tracing::warn!(%device, %error, "waiting for a device's requests");
+                    tracing::warn!(%device, %error, "can't wait for a device's requests");
                     sleep(ASK_AGAIN).await;
                 }
             }
@@ -169,7 +170,7 @@ impl DeviceStates {
         let mut suspects = self.hanging.suspects.borrow_mut();
         if let Some(suspicion) = suspects.get(&device).copied().filter(covers) {
             suspects.remove(&device);
-            let text = format!("device {} hangs no more", self.base.spec_of(device));
+            let text = format!("device {} no longer hangs", self.base.spec_of(device));
             self.base
                 .report_device(EventKind::DeviceReturned, device, text);
             let mut ended = self.hanging.ended.borrow_mut();
@@ -183,7 +184,7 @@ impl DeviceStates {
             .pool
             .end_quarantine_on(device, mark);
         if extents > 0 {
-            tracing::info!(%device, extents, "a quarantine ended: what was in flight has ended");
+            tracing::info!(%device, extents, "a quarantine ended: the requests in flight have ended");
             self.base.committer.kick();
         }
         self.base.devices_changed.raise();

@@ -76,7 +76,7 @@ impl DeviceStates {
             let pool = &mut self.base.core.borrow_mut().pool;
             let before = pool.allocator().device_health(device);
             if let Err(error) = pool.set_device_health(device, health) {
-                tracing::error!(%device, %error, "a device's health");
+                tracing::error!(%device, %error, "can't record a device's health");
             }
             before
         };
@@ -97,15 +97,14 @@ impl DeviceStates {
                     .report_device(EventKind::DeviceReturned, device, text);
             }
             DeviceHealth::Failing => {
-                tracing::warn!(%device, "the device gives errors: nothing new is placed there until it is well again");
+                tracing::warn!(%device, "the device gives errors: no new extents are placed there until it recovers");
                 return;
             }
             DeviceHealth::Missing => "is missing",
             DeviceHealth::Failed => "has failed",
         };
-        let text = format!(
-            "device {spec} {what}: what lives there can't be reached, everything else goes on"
-        );
+        let text =
+            format!("device {spec} {what}: data there can't be reached; everything else continues");
         self.base
             .report_device(EventKind::DeviceFailed, device, text);
     }
@@ -184,7 +183,7 @@ impl DeviceStates {
             if let Err(error) = pending.within(self.base.limits.request).await
                 && error != AskError::Gone
             {
-                tracing::warn!(%device, %error, "trying a failed device again");
+                tracing::warn!(%device, %error, "can't open a failed device again");
                 session.set_device(device, DeviceState::Failed(error.to_string()));
             }
         }
@@ -254,7 +253,7 @@ impl DeviceStates {
                 Ok(()) => {}
                 Err(AskError::Gone) => return,
                 Err(error) => {
-                    tracing::error!(what, %error, "telling the engine");
+                    tracing::error!(what, %error, "can't send a change to the engine");
                     if let (Some(device), AskError::Refused(error)) = (device, error) {
                         self.device_failed(session, device, error);
                     }

@@ -22,7 +22,7 @@ impl DeviceStates {
             let now = match device.store.0.poll_now() {
                 Ok(now) => now,
                 Err(error) => {
-                    tracing::debug!(device = device.spec, %error, "asking a device's size");
+                    tracing::debug!(device = device.spec, %error, "can't read a device's size");
                     continue;
                 }
             };
@@ -80,7 +80,7 @@ impl DeviceStates {
             if let Some(uuid) = uuid
                 && let Err(error) = devices::mark_cut_short(folder, &uuid, bytes)
             {
-                tracing::error!(%error, "recording that a device was cut short");
+                tracing::error!(%error, "can't record that a device was cut short");
             }
         }
     }
@@ -100,13 +100,15 @@ impl DeviceStates {
 
 fn nameless_text(spec: &str) -> String {
     format!(
-        "the file of device {spec} was removed while in use: what is in it is lost when the daemon and its engine end; copy the volumes with something there elsewhere first"
+        "the file of device {spec} was removed while in use: its data is lost when the daemon and its engine end; copy \
+        the volumes that have data there elsewhere first"
     )
 }
 
 fn renamed_text(spec: &str) -> String {
     format!(
-        "the file of device {spec} is not there any more: it was renamed while in use, or something else is in its place; put it back before the next start, or say then where it is: `forebay pool open --device SPEC`"
+        "the file of device {spec} is no longer there: it was renamed or replaced while in use; put it back before the \
+        next start, or then give its path: `forebay pool open --device SPEC`"
     )
 }
 

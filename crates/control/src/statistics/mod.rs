@@ -434,7 +434,7 @@ impl Statistics {
         };
         tracing::warn!(
             error,
-            "saving figures.json: the next daemon may not know all that is counted"
+            "can't save figures.json: the next daemon may lose some statistics"
         );
     }
 

@@ -47,7 +47,7 @@ pub(super) fn judge(region: Option<&Region>, how: &str) -> Verdict {
     );
     let thread = if crash != 0 {
         let signal = (crash >> 32) as i32;
-        verdict.cause = format!("it crashed by signal {signal}{}", signal_name(signal));
+        verdict.cause = format!("it crashed with signal {signal}{}", signal_name(signal));
         crash & u64::from(u32::MAX)
     } else if stuck != 0 {
         verdict.cause = "it was stuck".to_owned();
@@ -89,18 +89,18 @@ pub(super) fn working_on(region: &Region, reactor: usize) -> String {
     if reactor >= MAX_REACTORS {
         return match region.header().handshake.load(Relaxed) {
             0 => "working for no connection".to_owned(),
-            _ => "looking at a new connection".to_owned(),
+            _ => "handling a new connection".to_owned(),
         };
     }
     if let Some((_, slot)) = vm_of(region, reactor) {
         return match slot {
-            Some(slot) => format!("working on command {slot} of a machine"),
-            None => "working on what a machine said or has in its rings".to_owned(),
+            Some(slot) => format!("working on command {slot} of a VM"),
+            None => "working on a VM's messages or rings".to_owned(),
         };
     }
     match region.blamed(reactor) {
         None => "working for no host".to_owned(),
-        Some(Blame { queue, slot: None }) => format!("working on what came on queue {queue}"),
+        Some(Blame { queue, slot: None }) => format!("working on the input of queue {queue}"),
         Some(Blame {
             queue,
             slot: Some(slot),
@@ -211,7 +211,7 @@ mod tests {
         assert_eq!(crashed.blamed, Some(vm));
         assert_eq!(crashed.export, Some(ExportId(20)));
         assert_eq!(export_in_work(&region, 2), Some(ExportId(20)));
-        assert!(crashed.cause.contains("command 700 of a machine"));
+        assert!(crashed.cause.contains("command 700 of a VM"));
 
         region.header().crash.store(11 << 32, Relaxed);
         assert_eq!(judge(Some(&region), "x").blamed, None);
@@ -224,7 +224,7 @@ mod tests {
         assert_eq!((stuck.blamed, stuck.crashed), (handshake, true));
         assert_eq!(
             stuck.cause,
-            "it was stuck outside the reactors, looking at a new connection"
+            "it was stuck outside the reactors, handling a new connection"
         );
     }
 

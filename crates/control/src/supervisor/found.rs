@@ -17,7 +17,7 @@ pub(crate) fn engine(run_dir: &Path) -> io::Result<Option<EngineRecord>> {
         Ok(None) => {}
         Err(_) => {
             if let Err(error) = files::set_aside(&path) {
-                tracing::warn!(%error, "setting a damaged file aside");
+                tracing::warn!(%error, "can't rename a damaged file");
             }
         }
     }
@@ -31,7 +31,7 @@ pub(crate) fn engine(run_dir: &Path) -> io::Result<Option<EngineRecord>> {
         tracing::warn!(
             pid = record.pid,
             generation = record.generation,
-            "an engine that is not recorded was found by its socket"
+            "found an unrecorded engine by its socket"
         );
         note(&path, record);
     }

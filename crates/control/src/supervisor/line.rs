@@ -56,7 +56,7 @@ impl Supervisor {
     pub(super) fn dropped(&self, generation: u64, why: &str) {
         self.line.reset();
         self.line.drops.set(self.line.drops.get() + 1);
-        let text = format!("what the dead engine left is dropped, its hosts connect again: {why}");
+        let text = format!("the dead engine's state is dropped, and its hosts reconnect: {why}");
         self.events.report(
             EventKind::NotTakenOver,
             generation,
@@ -86,7 +86,7 @@ impl Supervisor {
         if crashes.get() >= CRASHES_OVER_ESTATE || tries >= DEATHS_OVER_ESTATE {
             *estate = None;
             drop(estate);
-            self.dropped(generation, &format!("{tries} successors died over it"));
+            self.dropped(generation, &format!("{tries} successors died of it"));
         }
     }
 
@@ -106,7 +106,7 @@ impl Supervisor {
         tracing::info!(
             generation = left.generation,
             connections = left.sockets(),
-            "kept what the engine left"
+            "kept the dead engine's state"
         );
         *self.estate.borrow_mut() = Some(left);
     }

@@ -196,7 +196,7 @@ impl Supervisor {
                         self.bury(&owner, &process, None, verdict);
                     }
                     if self.wanted.get() {
-                        tracing::error!(%error, "starting an engine failed");
+                        tracing::error!(%error, "can't start an engine");
                         self.view.borrow_mut().trouble = Some(error.to_string());
                         self.report_death();
                         self.start_failed();
@@ -354,7 +354,7 @@ impl Supervisor {
                     died_at = None;
                 }
                 Err(error) => {
-                    tracing::error!(%error, pid = process.pid, "the engine can't be talked to: it is killed");
+                    tracing::error!(%error, pid = process.pid, "can't communicate with the engine: it is killed");
                     process.kill();
                     break (process.ended().await, session);
                 }
@@ -387,13 +387,13 @@ impl Supervisor {
         tracing::warn!(
             breaks,
             pid = process.pid,
-            "the conversation with a living engine broke"
+            "the connection to a live engine broke"
         );
         if breaks > BREAKS_MAX {
-            return Err(io::Error::other("it broke too often").into());
+            return Err(io::Error::other("the connection to it broke too often").into());
         }
         if self.estate.borrow().is_some() {
-            return Err(io::Error::other("it broke during a take-over").into());
+            return Err(io::Error::other("the connection to it broke during a take-over").into());
         }
         connect::connect(owner, &process.socket).await
     }
@@ -409,7 +409,7 @@ impl Supervisor {
         let export = blame::export_in_work(&session.region, stuck.thread);
         let (of, fields) = about(owner, export);
         let text = format!(
-            "{} of the engine (pid {}) has not taken a turn for {:.1} s, {doing}{of}; it is killed",
+            "{} of the engine (pid {}) has made no progress for {:.1} s, {doing}{of}; the engine is killed",
             watchdog::name(stuck.thread),
             process.pid,
             stuck.since.as_secs_f64()
@@ -431,7 +431,7 @@ impl Supervisor {
     ) {
         self.process.borrow_mut().take();
         if let Err(error) = crate::files::remove(&process.socket) {
-            tracing::warn!(%error, "removing the dead engine's socket");
+            tracing::warn!(%error, "can't remove the dead engine's socket");
         }
         self.view.borrow_mut().pid = None;
         let (generation, pid) = (process.generation, process.pid);
@@ -445,7 +445,7 @@ impl Supervisor {
         }
         if self.replacing.take() && !verdict.crashed {
             let text = format!(
-                "the engine (pid {pid}, generation {generation}) makes way for another, as was asked for"
+                "the engine (pid {pid}, generation {generation}) is being replaced, as an operator requested"
             );
             let fields = EventFields::default();
             self.events
@@ -495,7 +495,7 @@ impl Supervisor {
             pid,
             commands_in_flight = written.commands_in_flight,
             report = report_path,
-            "the report of the engine's death"
+            "wrote the report of the engine's death"
         );
         self.view.borrow_mut().last_death = Some(DeathReport {
             process: Process::Engine,

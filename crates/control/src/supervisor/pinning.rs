@@ -18,7 +18,8 @@ pub(crate) fn pin(engine: u32, reactors: u16, cpus: &[u16]) -> Vec<(String, Resu
         let part = format!("CPU {cpu} for reactor {reactor}");
         let trouble = pin_thread(*thread, usize::from(*cpu)).map_err(|error| {
             format!(
-                "reactor {reactor} is not pinned to CPU {cpu}, and runs on any: {error}; see `cpus` under [engine] in forebay.toml, tried again until it works"
+                "reactor {reactor} is not pinned to CPU {cpu}, and runs on any CPU: {error}; see `cpus` under [engine] \
+                in forebay.toml; the daemon keeps retrying"
             )
         });
         Some((part, trouble))

@@ -95,7 +95,7 @@ pub(super) fn start_ticks(pid: u32) -> Option<u64> {
 /// Readable when the process has ended.
 pub(super) fn watch(pid: u32) -> io::Result<AsyncFd<OwnedFd>> {
     let number = i32::try_from(pid).ok().and_then(Pid::from_raw);
-    let number = number.ok_or_else(|| io::Error::other(format!("{pid} is no process id")))?;
+    let number = number.ok_or_else(|| io::Error::other(format!("{pid} is not a process ID")))?;
     let pidfd = rustix::process::pidfd_open(number, PidfdFlags::empty())?;
     crate::readiness::watch(pidfd, Interest::READABLE)
 }
@@ -103,7 +103,7 @@ pub(super) fn watch(pid: u32) -> io::Result<AsyncFd<OwnedFd>> {
 /// A thread waits for the process, because it may hang in the kernel.
 pub(super) fn end(mut child: Child) {
     if let Err(error) = child.kill() {
-        tracing::error!(pid = child.id(), %error, "killing a process that can't be watched");
+        tracing::error!(pid = child.id(), %error, "can't kill a process that can't be watched");
     }
     std::thread::spawn(move || child.wait());
 }
@@ -187,7 +187,7 @@ fn open_log(path: &Path) -> io::Result<File> {
 /// Written if there is room. Without it the engine serves, but the next daemon may not find it.
 pub(super) fn note(path: &Path, record: &EngineRecord) {
     if let Err(error) = files::write_json(path, record, false) {
-        tracing::warn!(%error, generation = record.generation, "recording the engine");
+        tracing::warn!(%error, generation = record.generation, "can't record the engine");
     }
 }
 
@@ -201,7 +201,7 @@ pub(crate) fn set_daemon(run_dir: &Path, daemon_pid: u32) {
             },
         ),
         Ok(None) => {}
-        Err(error) => tracing::warn!(%error, "recording whose the engine is"),
+        Err(error) => tracing::warn!(%error, "can't record which daemon the engine belongs to"),
     }
 }
 
@@ -239,7 +239,8 @@ impl EngineProcess {
             Ok(file) => (file, None),
             Err(error) => {
                 let trouble = format!(
-                    "the engine's log {} can't be written: {error}; what this engine says is lost, and the next one tries again",
+                    "the engine's log {} can't be written: {error}; the messages of this engine are lost, and the next \
+                    one tries again",
                     log.display()
                 );
                 (File::create("/dev/null")?, Some(trouble))
@@ -332,7 +333,7 @@ impl EngineProcess {
                 Ok(Ok(_)) => break,
                 Ok(Err(error)) => {
                     // The runtime's watch failed: poll the descriptor.
-                    tracing::error!(%error, pid = self.pid, "watching the engine");
+                    tracing::error!(%error, pid = self.pid, "can't watch the engine");
                     while !self.has_ended() {
                         tokio::time::sleep(POLL_INTERVAL).await;
                     }
@@ -367,7 +368,7 @@ impl EngineProcess {
     pub(crate) fn kill(&self) {
         match rustix::process::pidfd_send_signal(self.pidfd.get_ref(), Signal::KILL) {
             Ok(()) | Err(rustix::io::Errno::SRCH) => {}
-            Err(error) => tracing::error!(pid = self.pid, %error, "killing the engine"),
+            Err(error) => tracing::error!(pid = self.pid, %error, "can't kill the engine"),
         }
     }
 }
@@ -386,8 +387,8 @@ pub(super) fn with_last_words(cause: String, log: &Path, from: u64) -> String {
     let said = String::from_utf8_lossy(&said);
     let last = said.lines().map(str::trim).rfind(|line| !line.is_empty());
     match last {
-        Some(line) => format!("{cause}; its last words in {}: {line}", log.display()),
-        None => format!("{cause}; {} has no word of it", log.display()),
+        Some(line) => format!("{cause}; its last line in {}: {line}", log.display()),
+        None => format!("{cause}; {} says nothing about it", log.display()),
     }
 }
 

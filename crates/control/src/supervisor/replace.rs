@@ -31,8 +31,9 @@ impl Supervisor {
         })?;
         self.program_can_follow().await?;
         if let Some(trouble) = owner.states.hang_troubles().into_iter().next() {
-            return Err(ApiError::unavailable(trouble)
-                .hint("an engine that waits for a device may not end: try again when it answers"));
+            return Err(ApiError::unavailable(trouble).hint(
+                "an engine that waits for a device may not end: try again when the device answers",
+            ));
         }
         // A daemon that has just begun may still have to commit it.
         let numbered = async {
@@ -41,7 +42,7 @@ impl Supervisor {
             }
         };
         if timeout(BEGIN_LIMIT, numbered).await.is_err() {
-            let why = "the next engine's number is not in the catalog";
+            let why = "the next engine's number is not in the catalog yet";
             return Err(ApiError::unavailable(why).hint(
                 "try again in a moment; `forebay status` says what is wrong with the catalog",
             ));
@@ -60,12 +61,12 @@ impl Supervisor {
             return Err(ApiError::unavailable(why).hint("`forebay status` says why"));
         }
         if self.line.drops() != drops {
-            let why = "another engine serves, but could not go on where the one before stopped: hosts connect again";
+            let why = "another engine serves, but could not continue where the previous one stopped: hosts reconnect";
             return Err(ApiError::unavailable(why).hint("`forebay events` says why"));
         }
         let view = self.view();
         Ok(format!(
-            "engine {} (pid {}) goes on where engine {before} stopped",
+            "engine {} (pid {}) continues where engine {before} stopped",
             view.generation,
             view.pid.unwrap_or(0)
         ))
@@ -93,7 +94,7 @@ impl Supervisor {
         let program = self.config.program.display();
         let theirs = self.ask_formats().await.map_err(|error| {
             ApiError::unavailable(format!("{program} can't be run: {error}"))
-                .hint("the running engine goes on")
+                .hint("the running engine continues")
         })?;
         // The running engine may be of another program than this daemon.
         let ours = match process::recorded(&self.run_dir) {
@@ -103,9 +104,7 @@ impl Supervisor {
         if theirs == ours {
             return Ok(());
         }
-        let why = format!(
-            "{program} speaks formats {theirs:?}, and what is to be taken over is in {ours}"
-        );
+        let why = format!("{program} uses formats {theirs:?}, but the running engine uses {ours}");
         Err(ApiError::unavailable(why)
             .hint("`forebay shutdown` ends both in good order; then start the new version"))
     }
@@ -147,9 +146,7 @@ impl Supervisor {
             true => Ok(String::from_utf8_lossy(&said[..said_bytes])
                 .trim()
                 .to_owned()),
-            false => Err(io::Error::other(format!(
-                "an engine of its ended with {status}"
-            ))),
+            false => Err(io::Error::other(format!("its engine ended with {status}"))),
         }
     }
 }

@@ -257,7 +257,7 @@ fn put<T: Serialize>(state_dir: &Path, name: &str, report: &T) -> Option<PathBuf
     let written: io::Result<()> =
         std::fs::create_dir_all(&folder).and_then(|()| files::write_json(&path, report, false));
     if let Err(error) = written {
-        tracing::error!(%error, "writing the report of a death");
+        tracing::error!(%error, "can't write the report of an engine's death");
         return None;
     }
     let mut all: Vec<_> = std::fs::read_dir(&folder)

@@ -27,7 +27,8 @@ impl Supervisor {
         let closed = closed.filter(|(why, _)| why != ENDED_BEFORE);
         let closed: u32 = closed.map(|(_, count)| count).sum();
         let text = format!(
-            "generation {generation} goes on where generation {} stopped, after {:.1} ms: {} queues with {} commands, {} machines; {closed} connections closed",
+            "generation {generation} continues where generation {} stopped, after {:.1} ms: {} queues with {} \
+            commands, {} VMs; {closed} connections closed",
             from.unwrap_or(0),
             pause.unwrap_or_default().as_secs_f64() * 1e3,
             conversion.queues,
@@ -61,10 +62,13 @@ impl Supervisor {
             let ms = fence.as_secs_f64() * 1e3;
             let text = if waiting.is_empty() {
                 format!(
-                    "{ms:.1} ms after the engine's death the new one has every device to itself; {device} was the last"
+                    "{ms:.1} ms after the engine's death, its last requests have ended on every device; {device} was \
+                    the last"
                 )
             } else if fence >= LONG_FENCE {
-                format!("{ms:.1} ms after the engine's death the new one has {device} to itself")
+                format!(
+                    "{ms:.1} ms after the engine's death, its last requests have ended on {device}"
+                )
             } else {
                 continue;
             };

@@ -58,7 +58,7 @@ async fn answer(State(audited): State<Audited>, request: Request) -> Response {
     // A task, which outlives the caller's connection.
     let carried_out = tokio::spawn(audited.carry_out(change, request));
     carried_out.await.unwrap_or_else(|error| {
-        ApiError::internal(format!("a request was given up: {error}")).into_response()
+        ApiError::internal(format!("the request was aborted: {error}")).into_response()
     })
 }
 

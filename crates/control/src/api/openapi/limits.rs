@@ -253,20 +253,20 @@ fn refusals(path: &str, method: &str, operation: &mut Operation) {
 
 /// Status, component name and description.
 const REFUSALS: &[(&str, &str, &str)] = &[
-    ("400", "Wrong", "The request is wrong"),
+    ("400", "Wrong", "The request is not valid"),
     (
         "403",
         "Forbidden",
         "The caller is neither root nor the daemon's user",
     ),
+    ("404", "Missing", "The object, or the pool, does not exist"),
+    ("408", "Late", "The request body did not arrive in time"),
     (
-        "404",
-        "Missing",
-        "What is named, or the pool, does not exist",
+        "409",
+        "Conflict",
+        "The object exists already, or it is in use",
     ),
-    ("408", "Late", "The body did not arrive in time"),
-    ("409", "Conflict", "It exists already, or something uses it"),
-    ("413", "Large", "The body is too large"),
+    ("413", "Large", "The request body is too large"),
 ];
 
 const NEED_NO_POOL: &[(&str, &str)] = &[

@@ -15,18 +15,18 @@ use super::routes;
 #[openapi(
     info(
         title = "Forebay",
-        description = "The control API of a Forebay daemon, on its Unix socket. Callers are root or \
-                       the user the daemon runs as; everybody else is answered 403.",
+        description = "The control API of a Forebay daemon, on its Unix socket. Only root and the daemon's user may \
+        call it; others get status 403.",
         license(name = "Apache-2.0", identifier = "Apache-2.0"),
     ),
     tags(
         (name = "daemon", description = "The daemon itself"),
         (name = "pool", description = "The pool and its devices"),
         (name = "port", description = "Addresses at which hosts connect"),
-        (name = "tenant", description = "Who is served"),
+        (name = "tenant", description = "Owners of volumes"),
         (name = "volume", description = "Logical disks"),
-        (name = "scheduling", description = "Who may use how much"),
-        (name = "export", description = "Volumes shown to hosts"),
+        (name = "scheduling", description = "Budgets and I/O scheduling"),
+        (name = "export", description = "Volumes served to hosts and VMs"),
     ),
 )]
 struct Document;

@@ -16,7 +16,7 @@ use crate::model::{Done, Status};
     path = "/v1/status",
     tag = "daemon",
     responses(
-        (status = 200, description = "As it is", body = Status),
+        (status = 200, description = "The current state", body = Status),
         (status = "default", description = "Refused", body = ErrorBody),
     )
 )]

@@ -22,7 +22,7 @@ use crate::owner::Owner;
     path = "/v1/exports",
     tag = "export",
     responses(
-        (status = 200, description = "As it is", body = Vec<Export>),
+        (status = 200, description = "The current state", body = Vec<Export>),
         (status = "default", description = "Refused", body = ErrorBody),
     )
 )]
@@ -73,7 +73,7 @@ pub(super) async fn export_create(
         ("volume" = String, Path, description = "Volume"),
     ),
     responses(
-        (status = 200, description = "As it is", body = Export),
+        (status = 200, description = "The current state", body = Export),
         (status = "default", description = "Refused", body = ErrorBody),
     )
 )]
@@ -100,7 +100,7 @@ pub(super) async fn export_show(
     ),
     request_body = ExportUpdate,
     responses(
-        (status = 200, description = "As it is", body = Export),
+        (status = 200, description = "The current state", body = Export),
         (status = "default", description = "Refused", body = ErrorBody),
     )
 )]
@@ -159,7 +159,7 @@ pub(super) async fn export_delete(
     };
     let left = match at_devices {
         0 => String::new(),
-        n => format!("; {n} commands of its hosts are still at devices"),
+        n => format!("; {n} commands of its hosts are still in flight at devices"),
     };
     Ok(done(format!("export of {tenant}/{volume} deleted{left}")))
 }

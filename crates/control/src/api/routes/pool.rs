@@ -70,7 +70,7 @@ pub(super) async fn pool_open(
     path = "/v1/pool/upgrade",
     tag = "pool",
     responses(
-        (status = 200, description = "Of the current format", body = PoolInfo),
+        (status = 200, description = "The pool, with labels in the current format", body = PoolInfo),
         (status = "default", description = "Refused", body = ErrorBody),
     )
 )]
@@ -84,7 +84,7 @@ pub(super) async fn pool_upgrade(State(daemon): State<Handle>) -> Result<Json<Po
     path = "/v1/pool",
     tag = "pool",
     responses(
-        (status = 200, description = "As it is", body = PoolInfo),
+        (status = 200, description = "The current state", body = PoolInfo),
         (status = "default", description = "Refused", body = ErrorBody),
     )
 )]
@@ -101,7 +101,7 @@ pub(super) async fn pool_show(State(daemon): State<Handle>) -> Result<Json<PoolI
     tag = "pool",
     request_body = PoolUpdate,
     responses(
-        (status = 200, description = "As it is", body = PoolInfo),
+        (status = 200, description = "The current state", body = PoolInfo),
         (status = "default", description = "Refused", body = ErrorBody),
     )
 )]
@@ -124,7 +124,7 @@ pub(super) async fn pool_update(
     tag = "pool",
     request_body = PoolCheck,
     responses(
-        (status = 200, description = "What was found", body = CheckResult),
+        (status = 200, description = "The result of the check", body = CheckResult),
         (status = "default", description = "Refused", body = ErrorBody),
     )
 )]
@@ -166,7 +166,7 @@ pub(super) async fn pool_destroy(
     path = "/v1/devices",
     tag = "pool",
     responses(
-        (status = 200, description = "As it is", body = Vec<DeviceInfo>),
+        (status = 200, description = "The current state", body = Vec<DeviceInfo>),
         (status = "default", description = "Refused", body = ErrorBody),
     )
 )]
@@ -184,10 +184,10 @@ pub(super) async fn device_list(
     path = "/v1/devices/{index}",
     tag = "pool",
     params(
-        ("index" = u8, Path, description = "Its place in the pool"),
+        ("index" = u8, Path, description = "The device's index in the pool"),
     ),
     responses(
-        (status = 200, description = "As it is", body = DeviceDetails),
+        (status = 200, description = "The current state", body = DeviceDetails),
         (status = "default", description = "Refused", body = ErrorBody),
     )
 )]

@@ -16,7 +16,7 @@ use crate::model::{Port, PortUpdate};
     path = "/v1/ports",
     tag = "port",
     responses(
-        (status = 200, description = "As it is", body = Vec<Port>),
+        (status = 200, description = "The current state", body = Vec<Port>),
         (status = "default", description = "Refused", body = ErrorBody),
     )
 )]
@@ -31,11 +31,11 @@ pub(super) async fn port_list(State(daemon): State<Handle>) -> Result<Json<Vec<P
     path = "/v1/ports/{address}",
     tag = "port",
     params(
-        ("address" = String, Path, description = "Its address, e.g. 127.0.0.1:4420"),
+        ("address" = String, Path, description = "The port's address, e.g. 127.0.0.1:4420"),
     ),
     request_body = PortUpdate,
     responses(
-        (status = 200, description = "As it is", body = Port),
+        (status = 200, description = "The current state", body = Port),
         (status = "default", description = "Refused", body = ErrorBody),
     )
 )]

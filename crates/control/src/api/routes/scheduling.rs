@@ -48,54 +48,54 @@ handlers! {
     /// Sets what a tenant may use, and tells whether its base can be guaranteed. It takes effect
     /// before the answer.
     put "/v1/tenants/{tenant}/budget" => tenant_budget_put(daemon)
-        of InTenant(tenant) with body: BudgetParts -> TenantBudget("As it is")
+        of InTenant(tenant) with body: BudgetParts -> TenantBudget("The current state")
         = tenant_budget(&daemon, tenant, BudgetChange::Put(body));
 
     /// Changes the parts of a tenant's budget that the body names, and values derived from them. It
     /// takes effect before the answer.
     patch "/v1/tenants/{tenant}/budget" => tenant_budget_patch(daemon)
-        of InTenant(tenant) with body: BudgetParts -> TenantBudget("As it is")
+        of InTenant(tenant) with body: BudgetParts -> TenantBudget("The current state")
         = tenant_budget(&daemon, tenant, BudgetChange::Patch(body));
 
     /// Removes a tenant's budget: it may use the capacity that others leave.
     delete "/v1/tenants/{tenant}/budget" => tenant_budget_delete(daemon)
-        of InTenant(tenant) -> TenantBudget("As it is")
+        of InTenant(tenant) -> TenantBudget("The current state")
         = tenant_budget(&daemon, tenant, BudgetChange::Delete);
 
     /// Sets which part of its tenant's budget a volume may use.
     put "/v1/tenants/{tenant}/volumes/{volume}/budget" => volume_budget_put(daemon)
-        of OfVolume(tenant, volume) with body: BudgetParts -> Volume("As it is")
+        of OfVolume(tenant, volume) with body: BudgetParts -> Volume("The current state")
         = volume_budget(&daemon, tenant, volume, BudgetChange::Put(body));
 
     /// Changes the parts of a volume's budget that the body names, and values derived from them.
     patch "/v1/tenants/{tenant}/volumes/{volume}/budget" => volume_budget_patch(daemon)
-        of OfVolume(tenant, volume) with body: BudgetParts -> Volume("As it is")
+        of OfVolume(tenant, volume) with body: BudgetParts -> Volume("The current state")
         = volume_budget(&daemon, tenant, volume, BudgetChange::Patch(body));
 
     /// Removes a volume's budget: the volume gets an equal part of its tenant's.
     delete "/v1/tenants/{tenant}/volumes/{volume}/budget" => volume_budget_delete(daemon)
-        of OfVolume(tenant, volume) -> Volume("As it is")
+        of OfVolume(tenant, volume) -> Volume("The current state")
         = volume_budget(&daemon, tenant, volume, BudgetChange::Delete);
 
     /// How I/O is scheduled, and which bases are promised.
-    get "/v1/scheduling" => scheduling_show(daemon) -> Scheduling("As it is")
+    get "/v1/scheduling" => scheduling_show(daemon) -> Scheduling("The current state")
         = daemon.read(|owner| Ok(owner.budgets.scheduling_show()));
 
     /// Changes how I/O is scheduled on this node.
     patch "/v1/scheduling" => scheduling_update(daemon)
-        with body: SchedulingUpdate -> Scheduling("As it is")
+        with body: SchedulingUpdate -> Scheduling("The current state")
         = daemon.change(|owner| async move { owner.budgets.scheduling_update(body).await });
 
     /// The cost of I/O on this node.
-    get "/v1/scheduling/costs" => costs_show(daemon) -> Costs("As it is")
+    get "/v1/scheduling/costs" => costs_show(daemon) -> Costs("The current state")
         = daemon.read(|owner| Ok(owner.node.costs_show()));
 
     /// Sets the cost of I/O on this node: `forebay calibrate` measures it.
-    put "/v1/scheduling/costs" => costs_put(daemon) with body: CostsPut -> Costs("As it is")
+    put "/v1/scheduling/costs" => costs_put(daemon) with body: CostsPut -> Costs("The current state")
         = daemon.change(|owner| async move { owner.budgets.costs_put(Some(body)).await });
 
     /// Removes measured costs: the defaults apply again.
-    delete "/v1/scheduling/costs" => costs_delete(daemon) -> Costs("As it is")
+    delete "/v1/scheduling/costs" => costs_delete(daemon) -> Costs("The current state")
         = daemon.change(|owner| async move { owner.budgets.costs_put(None).await });
 
     /// Announces a calibration. The tenant `forebay-calibrate` can be created, and no budget limits
@@ -127,7 +127,7 @@ async fn volume_budget(
 ) -> Result<Volume, ApiError> {
     if change.has_credit() {
         return Err(ApiError::invalid("a volume has no credit of its own")
-            .hint("its tenant has: `forebay tenant budget --credit`"));
+            .hint("its tenant has credit: `forebay tenant budget --credit` sets it"));
     }
     daemon
         .change(
@@ -142,9 +142,9 @@ async fn calibrating(daemon: &Handle, seconds: Option<u64>) -> Result<Done, ApiE
         .await?;
     let done = match seconds {
         Some(seconds) => {
-            format!("for {seconds} s, budgets do not count for the tenant {CALIBRATION_TENANT}")
+            format!("budgets do not apply to tenant {CALIBRATION_TENANT} for {seconds} s")
         }
-        None => "budgets count for everybody".to_owned(),
+        None => "budgets apply to all tenants".to_owned(),
     };
     Ok(Done { done })
 }

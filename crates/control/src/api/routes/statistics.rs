@@ -23,7 +23,7 @@ use crate::model::stats::Stats;
     path = "/v1/stats",
     tag = "daemon",
     responses(
-        (status = 200, description = "As it is", body = Stats),
+        (status = 200, description = "The current state", body = Stats),
         (status = "default", description = "Refused", body = ErrorBody),
     )
 )]
@@ -37,11 +37,11 @@ pub(super) async fn stats(State(daemon): State<Handle>) -> Result<Json<Stats>, A
     path = "/v1/events",
     tag = "daemon",
     params(
-        ("after" = Option<u64>, Query, description = "Only what came after the event of this number"),
-        ("wait_s" = Option<u64>, Query, description = "If there is nothing yet, wait for it, at most 30 s"),
+        ("after" = Option<u64>, Query, description = "Only events after the event with this number"),
+        ("wait_s" = Option<u64>, Query, description = "If there is no event yet, wait for one, at most 30 s"),
     ),
     responses(
-        (status = 200, description = "As it is", body = EventList),
+        (status = 200, description = "The current state", body = EventList),
         (status = "default", description = "Refused", body = ErrorBody),
     )
 )]

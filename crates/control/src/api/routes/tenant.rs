@@ -18,7 +18,7 @@ use crate::model::{Done, Tenant, TenantCreate, validate};
     path = "/v1/tenants",
     tag = "tenant",
     responses(
-        (status = 200, description = "As it is", body = Vec<Tenant>),
+        (status = 200, description = "The current state", body = Vec<Tenant>),
         (status = "default", description = "Refused", body = ErrorBody),
     )
 )]
@@ -65,7 +65,7 @@ pub(super) async fn tenant_create(
         ("tenant" = String, Path, description = "Tenant"),
     ),
     responses(
-        (status = 200, description = "As it is", body = Tenant),
+        (status = 200, description = "The current state", body = Tenant),
         (status = "default", description = "Refused", body = ErrorBody),
     )
 )]

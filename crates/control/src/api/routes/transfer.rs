@@ -28,7 +28,7 @@ use crate::owner::Owner;
     ),
     request_body = TransferPut,
     responses(
-        (status = 200, description = "How the host gets to the volume", body = Transfer),
+        (status = 200, description = "How the host reaches the volume", body = Transfer),
         (status = "default", description = "Refused", body = ErrorBody),
     )
 )]
@@ -57,7 +57,7 @@ pub(super) async fn transfer_put(
         ("volume" = String, Path, description = "Volume"),
     ),
     responses(
-        (status = 200, description = "As it is", body = VolumeExtents),
+        (status = 200, description = "The current state", body = VolumeExtents),
         (status = "default", description = "Refused", body = ErrorBody),
     )
 )]

@@ -18,7 +18,7 @@ use crate::model::{Done, Volume, VolumeCreate, VolumeUpdate, validate};
     path = "/v1/volumes",
     tag = "volume",
     responses(
-        (status = 200, description = "As it is", body = Vec<Volume>),
+        (status = 200, description = "The current state", body = Vec<Volume>),
         (status = "default", description = "Refused", body = ErrorBody),
     )
 )]
@@ -39,7 +39,7 @@ pub(super) async fn volume_list_all(
         ("tenant" = String, Path, description = "Tenant"),
     ),
     responses(
-        (status = 200, description = "As it is", body = Vec<Volume>),
+        (status = 200, description = "The current state", body = Vec<Volume>),
         (status = "default", description = "Refused", body = ErrorBody),
     )
 )]
@@ -94,7 +94,7 @@ pub(super) async fn volume_create(
         ("volume" = String, Path, description = "Volume"),
     ),
     responses(
-        (status = 200, description = "As it is", body = Volume),
+        (status = 200, description = "The current state", body = Volume),
         (status = "default", description = "Refused", body = ErrorBody),
     )
 )]
@@ -120,7 +120,7 @@ pub(super) async fn volume_show(
     ),
     request_body = VolumeUpdate,
     responses(
-        (status = 200, description = "As it is", body = Volume),
+        (status = 200, description = "The current state", body = Volume),
         (status = "default", description = "Refused", body = ErrorBody),
     )
 )]
@@ -131,7 +131,7 @@ pub(super) async fn volume_update(
 ) -> Result<Json<Volume>, ApiError> {
     if body.size_bytes.is_some() == body.reserved_bytes.is_some() {
         return Err(ApiError::invalid(
-            "give either `size_bytes` or `reserved_bytes`, one at a time",
+            "give either `size_bytes` or `reserved_bytes`, and only one of them",
         ));
     }
     Ok(Json(

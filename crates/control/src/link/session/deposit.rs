@@ -109,7 +109,7 @@ impl Session {
                 if deposit.not_kept.is_power_of_two() {
                     tracing::warn!(
                         connections = deposit.not_kept,
-                        "too few descriptors (RLIMIT_NOFILE): connections that end with the engine"
+                        "too few descriptors (RLIMIT_NOFILE): some connections will end with the engine"
                     );
                 }
             }
@@ -199,6 +199,6 @@ impl Session {
             deposit.sockets.extend(estate.deposit.sockets);
             deposit.vms.extend(estate.deposit.vms);
         }
-        self.request("going on", |request| ToEngine::Resume { request })
+        self.request("resuming", |request| ToEngine::Resume { request })
     }
 }

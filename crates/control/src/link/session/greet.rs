@@ -22,12 +22,13 @@ use crate::signal::Signal;
 /// Why a session did not begin.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum GreetError {
-    #[error("the engine's socket: {0}")]
+    #[error("can't use the engine's socket: {0}")]
     Io(#[from] io::Error),
     #[error("the engine did not answer a greeting within {0:?}")]
     TimedOut(Duration),
     #[error(
-        "the running engine (pid {pid}) speaks version {theirs} of the control protocol, this daemon {BOUNDARY_VERSION}"
+        "the running engine (pid {pid}) uses version {theirs} of the control protocol, but this daemon uses \
+        {BOUNDARY_VERSION}"
     )]
     Version { pid: u32, theirs: u32 },
     #[error("the running engine (pid {pid}) serves another pool")]
@@ -94,7 +95,7 @@ impl Session {
         let mut descriptors = descriptors.into_iter();
         let region = descriptors
             .next()
-            .ok_or_else(|| unexpected("no state region came"))?;
+            .ok_or_else(|| unexpected("no state region arrived"))?;
         let session = Session {
             pid: engine_pid,
             generation,

@@ -363,7 +363,7 @@ impl Session {
         let settled = match pending.within(limit).await {
             Ok(()) => match in_time(limit, settled).await {
                 Some(at_devices) => at_devices.map_err(|_| AskError::Gone),
-                None => Err(AskError::TimedOut(limit, "hosts to be shut out")),
+                None => Err(AskError::TimedOut(limit, "disconnecting hosts")),
             },
             Err(error) => Err(error),
         };
@@ -401,7 +401,7 @@ impl Session {
     pub(crate) fn job(&self, work: Job) -> PendingAnswer {
         let what = match work {
             Job::Flush { .. } => "a flush",
-            Job::ZeroFill { .. } => "laundering",
+            Job::ZeroFill { .. } => "zero-filling",
             Job::Settle { .. } => "the end of a device's requests",
         };
         self.ask(AskKind::Job, what, Vec::new(), |job| ToEngine::Job {

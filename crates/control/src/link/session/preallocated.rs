@@ -41,7 +41,7 @@ impl Session {
             Some(answer) => answer.map_err(|_| AskError::Gone),
             None => {
                 self.asked_preallocated.borrow_mut().remove(&number);
-                Err(AskError::TimedOut(limit, "places ahead"))
+                Err(AskError::TimedOut(limit, "preallocated extents"))
             }
         }
     }
@@ -60,7 +60,7 @@ impl Session {
         };
         match self.ask_preallocated(limit, message).await? {
             PreallocatedAnswer::Taken(taken) => Ok(taken),
-            PreallocatedAnswer::Left(_) => Err(AskError::Refused("another answer".to_owned())),
+            PreallocatedAnswer::Left(_) => Err(AskError::Refused("unexpected answer".to_owned())),
         }
     }
 
@@ -78,7 +78,7 @@ impl Session {
         };
         match self.ask_preallocated(limit, message).await? {
             PreallocatedAnswer::Left(left) => Ok(left),
-            PreallocatedAnswer::Taken(_) => Err(AskError::Refused("another answer".to_owned())),
+            PreallocatedAnswer::Taken(_) => Err(AskError::Refused("unexpected answer".to_owned())),
         }
     }
 }

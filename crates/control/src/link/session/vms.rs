@@ -39,7 +39,7 @@ pub(super) fn drop_elsewhere(what: impl Send + 'static, is_judged: bool) {
         let thread = std::thread::Builder::new().name(name.to_owned());
         // Without the thread, the caller drops.
         if let Err(error) = thread.spawn(move || while receiver.recv().is_ok() {}) {
-            tracing::warn!(%error, "starting a thread");
+            tracing::warn!(%error, "can't start a thread");
         }
         sender
     };
@@ -117,7 +117,7 @@ impl Session {
         else {
             tracing::warn!(
                 export = export.0,
-                "too few descriptors (RLIMIT_NOFILE): a machine's client that ends with the engine"
+                "too few descriptors (RLIMIT_NOFILE): a VM's connection will end with the engine"
             );
             return false;
         };
@@ -167,7 +167,7 @@ impl Session {
         };
         drop(deposit);
         if !kept {
-            tracing::warn!(socket, "a machine's descriptors that there is no room for");
+            tracing::warn!(socket, "no room for a VM's descriptors");
         }
         self.say(&ToEngine::Deposited { socket, last, kept });
     }

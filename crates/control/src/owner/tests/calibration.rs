@@ -100,7 +100,7 @@ fn its_name_is_a_calibrations() {
             .tenant_create(TENANT.to_owned())
             .await
             .unwrap_err();
-        assert!(refused.message.contains("is kept for"), "{refused}");
+        assert!(refused.message.contains("is reserved for"), "{refused}");
         for seconds in [0, 601] {
             let refused = owner.budgets.calibrating(Some(seconds)).await.unwrap_err();
             assert!(refused.message.contains("1 to 600 s"), "{refused}");

@@ -156,7 +156,7 @@ fn a_stop_that_can_not_flush_a_device_says_so() {
             .sync_all_without_engine()
             .await
             .unwrap_err();
-        assert!(error.to_string().contains("flushing"), "{error}");
+        assert!(error.to_string().contains("can't flush"), "{error}");
         life.kill().await;
         let kept = kept(&place, &places, 1);
         assert_eq!(kept[0], written_on(&places, 2)[0], "the other is flushed");
