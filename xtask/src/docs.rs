@@ -2,7 +2,7 @@
 //!
 //! mdbook comes from the search path or its Debian package in the cache, as compiling it takes
 //! minutes. It checks no links, so relative links and the table of contents are checked here; web
-//! links and anchors are not.
+//! links and anchors are not. Names of code are checked in [`named_code`].
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,6 +14,7 @@ use xtask::debian::{self, PrivateApt, Sysroot};
 use xtask::process;
 
 use crate::cargo::{cargo, in_ci, repository, step};
+use crate::named_code;
 use crate::programs::FEATURES;
 
 /// Suite of mdbook.
@@ -32,6 +33,7 @@ pub(crate) fn check() -> Result<()> {
     if !missing.is_empty() {
         bail!("not in docs/src/SUMMARY.md:\n{}", missing.join("\n"));
     }
+    named_code::check()?;
     book()?;
     // Documentation is for contributors, so it may link to private items.
     let flags = "--deny warnings --allow rustdoc::private_intra_doc_links";

@@ -9,6 +9,7 @@ mod ci;
 mod docs;
 mod fuzz;
 mod jobs;
+mod named_code;
 mod programs;
 mod seconds;
 mod shape;
