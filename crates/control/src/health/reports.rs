@@ -326,7 +326,7 @@ mod tests {
     #[test]
     fn not_every_volume_is_named() {
         let names = |n: usize| -> Vec<String> { (0..n).map(|i| format!("t/{i}")).collect() };
-        assert!(listed(&names(2)).contains("t/0, t/1 can't"));
+        assert!(listed(&names(2)).contains("t/0, t/1 there can't"));
         assert!(listed(&names(9)).contains("t/4 and 4 other volumes"));
     }
 }
