@@ -10,7 +10,7 @@ use crate::frontend;
 use crate::frontend::vm::closer::Closer;
 use crate::heartbeat::{Heart, Pulse};
 use crate::memory::{Memory, ReactorMemory};
-use crate::reactor::mailbox::{ToControl, mailbox};
+use crate::reactor::mailbox::{ReactorEnd, mailbox};
 use crate::reactor::{Reactor, Sockets};
 use forebay_device::ring::{Ring, RingOptions};
 use forebay_xlate::boundary::message::Spread;
@@ -110,7 +110,7 @@ impl Engine {
             theirs.push(to_control);
         }
         let pulse = Arc::new(Pulse::default());
-        let bells: Vec<_> = theirs.iter().map(ToControl::bell).collect();
+        let bells: Vec<_> = theirs.iter().map(ReactorEnd::bell).collect();
         let theirs = theirs.into_iter().zip(links(&bells)).enumerate();
         let reactors = theirs
             .map(|(number, (mailbox, links))| {
@@ -177,7 +177,7 @@ struct NewReactor {
     memory: &'static Memory,
     pulse: Arc<Pulse>,
     closer: Closer,
-    mailbox: ToControl,
+    mailbox: ReactorEnd,
     links: Links,
 }
 

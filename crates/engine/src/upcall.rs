@@ -14,7 +14,7 @@ pub(crate) struct Closing(pub &'static str);
 
 /// The daemon holds it too.
 #[derive(Clone, Debug)]
-pub(crate) struct Deposit {
+pub(crate) struct DepositedFd {
     /// Its number, for this client.
     pub number: u32,
     /// Unchecked: the frontend determines its type.
@@ -71,7 +71,7 @@ pub(crate) enum Upcall {
     /// A connection is shut down and its records are freed.
     SocketGone(u64),
     /// The daemon is to keep and acknowledge them.
-    Deposits(u64, Vec<Deposit>),
+    Deposits(u64, Vec<DepositedFd>),
     /// The client needs these deposits no longer.
     Withdrawn(u64, Vec<u32>),
     /// A VM's client has left, and its last command has ended.

@@ -9,7 +9,7 @@ use crate::{
     records::{ExportRecord, PlainExport},
     volumes::map::{MAP_CHUNK, MapRun},
 };
-use forebay_xlate::boundary::message::{Frontend, MAX_VM_QUEUES};
+use forebay_xlate::boundary::message::{FrontendKind, MAX_VM_QUEUES};
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -66,7 +66,9 @@ pub(crate) fn decode_export(bytes: &[u8]) -> Result<ExportRecord> {
             known.extend_from_slice(rest);
             let record: ExportRecord = decode(&known)?;
             match record.frontend {
-                Frontend::VhostUser { queues, .. } if !(1..=MAX_VM_QUEUES).contains(&queues) => {
+                FrontendKind::VhostUser { queues, .. }
+                    if !(1..=MAX_VM_QUEUES).contains(&queues) =>
+                {
                     Err(wrong("a VM disk has no queues, or too many"))
                 }
                 _ => Ok(record),
@@ -337,7 +339,7 @@ mod tests {
             hosts: vec!["nqn.h".into()],
             any_host: false,
             created_s: 9,
-            frontend: Frontend::NvmeTcp,
+            frontend: FrontendKind::NvmeTcp,
             socket: None,
             socket_owner: SocketOwner::default(),
             shared: false,
@@ -347,7 +349,7 @@ mod tests {
         assert_eq!(encode_export(&tcp).unwrap(), old);
         assert_eq!(decode_export(&old).unwrap(), tcp);
         let machine = ExportRecord {
-            frontend: Frontend::VhostUser {
+            frontend: FrontendKind::VhostUser {
                 queues: 4,
                 pinned_memory: true,
             },
@@ -366,7 +368,7 @@ mod tests {
             assert!(error.contains("version 4"), "{error}");
         }
         let many = ExportRecord {
-            frontend: Frontend::VhostUser {
+            frontend: FrontendKind::VhostUser {
                 queues: 65,
                 pinned_memory: false,
             },

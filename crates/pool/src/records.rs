@@ -3,7 +3,7 @@
 
 use crate::{extents::space::PoolSettings, uuid::Uuid};
 use forebay_nvme::reservation::Reservations;
-use forebay_xlate::boundary::message::{Frontend, PortConfig, ReserveToken};
+use forebay_xlate::boundary::message::{FrontendKind, PortConfig, ReserveToken};
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -125,7 +125,7 @@ pub struct ExportRecord {
     /// Creation time, Unix seconds.
     pub created_s: u64,
     /// Its frontend.
-    pub frontend: Frontend,
+    pub frontend: FrontendKind,
     /// A VM's socket path; `None` for the runtime folder.
     pub socket: Option<String>,
     /// Owner of the socket.
@@ -151,7 +151,7 @@ pub struct NewExport {
     /// Whether any host may connect.
     pub any_host: bool,
     /// Its frontend.
-    pub frontend: Frontend,
+    pub frontend: FrontendKind,
     /// A VM's socket path.
     pub socket: Option<String>,
     /// Owner of the socket.
@@ -177,7 +177,7 @@ pub(crate) struct PlainExport {
 
 impl ExportRecord {
     pub(crate) fn plain(&self) -> Option<PlainExport> {
-        let is_plain = self.frontend == Frontend::NvmeTcp && !self.shared;
+        let is_plain = self.frontend == FrontendKind::NvmeTcp && !self.shared;
         is_plain.then(|| PlainExport {
             id: self.id,
             volume: self.volume,
@@ -206,7 +206,7 @@ impl From<PlainExport> for ExportRecord {
             hosts,
             any_host,
             created_s,
-            frontend: Frontend::NvmeTcp,
+            frontend: FrontendKind::NvmeTcp,
             socket: None,
             socket_owner: SocketOwner::default(),
             shared: false,

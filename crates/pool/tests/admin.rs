@@ -288,13 +288,13 @@ fn devices_are_known_by_their_labels() {
 #[test]
 fn two_exports_of_a_volume_are_both_shared() {
     use forebay_pool::NewExport;
-    use forebay_xlate::boundary::message::Frontend;
+    use forebay_xlate::boundary::message::FrontendKind;
     let (_, mut pool, _) = with_tenant();
     let v = pool
         .create_volume(&new("acme", "v", 65536, None), 0)
         .unwrap();
     let machine = |shared, socket: &str| NewExport {
-        frontend: Frontend::VhostUser {
+        frontend: FrontendKind::VhostUser {
             queues: 1,
             pinned_memory: false,
         },
@@ -354,7 +354,7 @@ fn two_exports_of_a_volume_are_both_shared() {
             ..machine(true, "/c")
         },
         NewExport {
-            frontend: Frontend::VhostUser {
+            frontend: FrontendKind::VhostUser {
                 queues: 0,
                 pinned_memory: false,
             },

@@ -11,7 +11,7 @@ use std::time::Duration;
 use forebay_pool::{ExportId, ExportRecord, NewExport, SocketOwner, VolumeRecord};
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::{
-    ExportConfig, ExportId as EngineExportId, Frontend, ToEngine,
+    ExportConfig, ExportId as EngineExportId, FrontendKind, ToEngine,
 };
 use forebay_xlate::boundary::region::MAX_LANES;
 use tokio::time::timeout;
@@ -140,12 +140,12 @@ impl Exports {
 
     fn new_export(&self, body: ExportCreate) -> NewExport {
         let frontend = match body.frontend {
-            ExportFrontend::NvmeTcp => Frontend::NvmeTcp,
-            ExportFrontend::NvmePcie => Frontend::NvmePcie {
+            ExportFrontend::NvmeTcp => FrontendKind::NvmeTcp,
+            ExportFrontend::NvmePcie => FrontendKind::NvmePcie {
                 mapped_doorbells: body.mapped_doorbells,
                 pinned_memory: body.pinned_memory,
             },
-            ExportFrontend::VhostUser => Frontend::VhostUser {
+            ExportFrontend::VhostUser => FrontendKind::VhostUser {
                 queues: body.queues.unwrap_or(1),
                 pinned_memory: body.pinned_memory,
             },

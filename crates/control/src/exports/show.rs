@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use forebay_pool::{ExportId, ExportRecord};
-use forebay_xlate::boundary::message::Frontend;
+use forebay_xlate::boundary::message::FrontendKind;
 
 use crate::base::Core;
 use crate::base::show::tenant_name;
@@ -24,11 +24,11 @@ impl Exports {
     ) -> Option<Export> {
         let volume = core.pool.volume(export.volume).ok()?;
         let (frontend, mapped_doorbells, queues) = match export.frontend {
-            Frontend::NvmeTcp => (ExportFrontend::NvmeTcp, false, 0),
-            Frontend::NvmePcie {
+            FrontendKind::NvmeTcp => (ExportFrontend::NvmeTcp, false, 0),
+            FrontendKind::NvmePcie {
                 mapped_doorbells, ..
             } => (ExportFrontend::NvmePcie, mapped_doorbells, 0),
-            Frontend::VhostUser { queues, .. } => (ExportFrontend::VhostUser, false, queues),
+            FrontendKind::VhostUser { queues, .. } => (ExportFrontend::VhostUser, false, queues),
         };
         let is_vm = export.frontend.is_vm();
         let addresses = match is_vm {

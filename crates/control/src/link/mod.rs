@@ -51,7 +51,7 @@ pub(crate) struct Link {
     session: RefCell<Option<Rc<Session>>>,
     pub(crate) session_changed: Signal,
     /// The session that is told everything; it may not have begun.
-    pub(crate) published: RefCell<Weak<Session>>,
+    pub(crate) greeted: RefCell<Weak<Session>>,
     /// The newest engine that has finished a take-over, or had none to do.
     pub(crate) acting: Cell<u64>,
 }
@@ -62,7 +62,7 @@ impl Link {
             base: base.clone(),
             session: RefCell::new(None),
             session_changed: Signal::new(),
-            published: RefCell::default(),
+            greeted: RefCell::default(),
             acting: Cell::new(0),
         })
     }
@@ -180,7 +180,7 @@ impl Link {
     }
 
     pub(crate) fn greeted_session(&self) -> Option<Rc<Session>> {
-        self.published.borrow().upgrade()
+        self.greeted.borrow().upgrade()
     }
 }
 

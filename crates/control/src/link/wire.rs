@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 pub(crate) struct Wire {
     channel: RefCell<Channel>,
     readiness: AsyncFd<OwnedFd>,
-    pub(crate) wants_room: Notify,
+    pub(crate) wants_write: Notify,
 }
 
 impl Wire {
@@ -31,7 +31,7 @@ impl Wire {
         Ok(Self {
             channel: RefCell::new(channel),
             readiness,
-            wants_room: Notify::new(),
+            wants_write: Notify::new(),
         })
     }
 
@@ -43,7 +43,7 @@ impl Wire {
         let mut channel = self.channel.borrow_mut();
         channel.send_shared(message, descriptors)?;
         if channel.wants_to_write() {
-            self.wants_room.notify_one();
+            self.wants_write.notify_one();
         }
         Ok(())
     }

@@ -165,7 +165,7 @@ impl Revoker {
     /// Flushes the devices of revoked ranges, because a later engine's FLUSH won't cover them, and
     /// forgets the ranges; returns how many.
     async fn forget_flushed(&self, drained: Vec<LockGuard<'_>>) -> usize {
-        let devices_of = |held: &LockGuard<'_>| self.locks.side.borrow().devices(held.id);
+        let devices_of = |held: &LockGuard<'_>| self.locks.protocol.borrow().devices(held.id);
         let devices: BTreeSet<DeviceIndex> = drained.iter().flat_map(devices_of).collect();
         let flushes = devices.iter().map(|device| async move {
             (*device, self.states.flush_device(*device).await.is_ok())
@@ -176,7 +176,7 @@ impl Revoker {
             let named = devices_of(held);
             let durable = flushed.iter().all(|(d, ok)| *ok || !named.contains(d));
             let grants = &mut self.base.core.borrow_mut().grants;
-            if durable && self.locks.side.borrow().forget(held.id, grants).is_ok() {
+            if durable && self.locks.protocol.borrow().forget(held.id, grants).is_ok() {
                 forgotten += 1;
             }
         }
@@ -189,7 +189,7 @@ impl Revoker {
             // Cutting a piece out of an entry adds one.
             if self.base.core.borrow().spare_entries() >= 4 {
                 let grants = &mut self.base.core.borrow_mut().grants;
-                match self.locks.side.borrow().forget(held.id, grants) {
+                match self.locks.protocol.borrow().forget(held.id, grants) {
                     Ok(()) => return Ok(()),
                     Err(NotForgotten::OutOfOrder(error)) => return Err(error.into()),
                     Err(NotForgotten::Full) => {}

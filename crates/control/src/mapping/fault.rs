@@ -110,7 +110,7 @@ impl Faults {
                 }
             }
             for volume in writers {
-                self.reserve_preallocated(&mut core, volume);
+                self.reserve_spare(&mut core, volume);
             }
         } else {
             later.extend(faults.iter().map(|fault| (*fault, FaultStep::NoEngine)));
@@ -209,7 +209,7 @@ impl Faults {
             let failure = match step {
                 FaultStep::Done => {
                     if fault.write {
-                        self.reserve_preallocated(&mut self.base.core.borrow_mut(), volume);
+                        self.reserve_spare(&mut self.base.core.borrow_mut(), volume);
                     }
                     return;
                 }
@@ -326,7 +326,7 @@ impl Faults {
             epoch: session.generation,
             commit_sequence,
         };
-        match self.revoker.locks.grant(&mut core.grants, grant) {
+        match self.revoker.locks.enter_grant(&mut core.grants, grant) {
             Ok(grant) => session.grant(grant),
             Err(Refused::Taken) => return FaultStep::Locked,
             Err(Refused::Elsewhere(range)) => return FaultStep::Moved(range),
@@ -352,7 +352,12 @@ impl Faults {
             return false;
         };
         let window = ExtentRange::new(window.start, window.end - window.start);
-        let free = self.revoker.locks.side.borrow().free_parts(volume, window);
+        let free = self
+            .revoker
+            .locks
+            .protocol
+            .borrow()
+            .free_parts(volume, window);
         let Some(free) = free.into_iter().find(|part| part.contains(extent)) else {
             return false;
         };
@@ -377,7 +382,7 @@ impl Faults {
             commit_sequence: around.commit_seq,
         };
         // After a refusal the extent is mapped, and the caller answers it as such.
-        let Ok(grant) = self.revoker.locks.grant(&mut core.grants, grant) else {
+        let Ok(grant) = self.revoker.locks.enter_grant(&mut core.grants, grant) else {
             return false;
         };
         if Word::from_bits(grant.word).is_preallocated() {
@@ -390,7 +395,7 @@ impl Faults {
         grant.range.contains(extent)
     }
 
-    fn reserve_preallocated(&self, core: &mut Core, volume: VolumeId) {
+    fn reserve_spare(&self, core: &mut Core, volume: VolumeId) {
         let is_fast = self.revoker.preallocated.is_fast(volume);
         let Some(wanted) = core.pool.wants_reserve(volume, is_fast) else {
             return;

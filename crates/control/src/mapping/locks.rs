@@ -17,7 +17,7 @@ use std::cell::RefCell;
 
 #[derive(Debug)]
 pub(crate) struct Locks {
-    pub(crate) side: RefCell<OwnerSide>,
+    pub(crate) protocol: RefCell<OwnerSide>,
     changed: Signal,
 }
 
@@ -33,14 +33,14 @@ pub(crate) struct LockGuard<'a> {
 impl Locks {
     pub(crate) fn new() -> Self {
         Self {
-            side: RefCell::default(),
+            protocol: RefCell::default(),
             changed: Signal::new(),
         }
     }
 
     /// None if another task holds a part of the range.
     pub(crate) fn try_hold(&self, volume: VolumeId, range: ExtentRange) -> Option<LockGuard<'_>> {
-        let id = self.side.borrow_mut().begin_take_back(volume, range)?;
+        let id = self.protocol.borrow_mut().begin_take_back(volume, range)?;
         Some(LockGuard {
             locks: self,
             id,
@@ -54,11 +54,15 @@ impl Locks {
     }
 
     pub(crate) fn is_free(&self, volume: VolumeId, extent: u64) -> bool {
-        self.side.borrow().free_run(volume, extent, 1) > 0
+        self.protocol.borrow().free_run(volume, extent, 1) > 0
     }
 
-    pub(crate) fn grant(&self, table: &mut GrantTable, grant: Grant) -> Result<GrantOf, Refused> {
-        self.side.borrow().grant(table, grant)
+    pub(crate) fn enter_grant(
+        &self,
+        table: &mut GrantTable,
+        grant: Grant,
+    ) -> Result<GrantOf, Refused> {
+        self.protocol.borrow().grant(table, grant)
     }
 
     pub(crate) async fn wait_free(&self, volume: VolumeId, extent: u64) {
@@ -69,7 +73,7 @@ impl Locks {
 
 impl Drop for LockGuard<'_> {
     fn drop(&mut self) {
-        self.locks.side.borrow_mut().let_go(self.id);
+        self.locks.protocol.borrow_mut().let_go(self.id);
         self.locks.changed.raise();
     }
 }

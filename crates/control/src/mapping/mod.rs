@@ -59,7 +59,7 @@ pub(crate) trait MapOwner: Debug {
     /// A new session begins: the engine counts every grant in it as written.
     fn forget_preallocated(&self);
     /// What each volume's FLUSH must cover and wait for.
-    fn say_what_a_flush_must_know(&self, session: &Session);
+    fn send_flush_state(&self, session: &Session);
     fn publish_all_grants<'a>(&'a self, session: &'a Session) -> OwnerWork<'a>;
 
     fn delete_volume(&self, volume: VolumeId) -> OwnerWork<'_, Result<(), ReleaseError>>;
@@ -170,8 +170,8 @@ impl MapOwner for PoolOwner {
         self.revoker.preallocated.forget(pool);
     }
 
-    fn say_what_a_flush_must_know(&self, session: &Session) {
-        self.revoker.say_what_a_flush_must_know(session);
+    fn send_flush_state(&self, session: &Session) {
+        self.revoker.send_flush_state(session);
     }
 
     fn publish_all_grants<'a>(&'a self, session: &'a Session) -> OwnerWork<'a> {
@@ -191,7 +191,7 @@ impl MapOwner for PoolOwner {
     }
 
     fn give_up_preallocated(&self, limit: Duration) -> OwnerWork<'_> {
-        Box::pin(self.revoker.give_up_places(limit))
+        Box::pin(self.revoker.give_up_preallocated(limit))
     }
 
     fn revoke_device(&self, device: DeviceIndex) {
@@ -199,7 +199,7 @@ impl MapOwner for PoolOwner {
     }
 
     fn devices_of(&self, taking: TakingId) -> BTreeSet<DeviceIndex> {
-        self.revoker.locks.side.borrow().devices(taking)
+        self.revoker.locks.protocol.borrow().devices(taking)
     }
 
     fn sync_all(&self) -> OwnerWork<'_, Result<(), SyncError>> {

@@ -343,7 +343,7 @@ impl Revoker {
     }
 
     /// The next daemon would count them as used. Stops after `limit`.
-    pub(crate) async fn give_up_places(&self, limit: Duration) {
+    pub(crate) async fn give_up_preallocated(&self, limit: Duration) {
         self.preallocated.closed.set(true);
         let all = async {
             let _one = self.preallocated.taking.lock().await;
@@ -421,7 +421,11 @@ impl Revoker {
         if session.is_over() {
             return Err(AskError::Gone);
         }
-        let parts = self.locks.side.borrow_mut().took_back(held.id, &taken)?;
+        let parts = self
+            .locks
+            .protocol
+            .borrow_mut()
+            .took_back(held.id, &taken)?;
         self.preallocated
             .fewer(&mut self.base.core.borrow_mut().pool, key, before);
         if parts.is_empty() {
@@ -430,8 +434,8 @@ impl Revoker {
         let mut extents = 0;
         for part in parts {
             let mut core = self.base.core.borrow_mut();
-            let side = self.locks.side.borrow();
-            let undrained = side.may_change(held.id)?;
+            let protocol = self.locks.protocol.borrow();
+            let undrained = protocol.may_change(held.id)?;
             let first = ExtentIndex(part.first);
             match core.pool.release(volume, first, part.count, undrained) {
                 Ok(released) => extents += released.extents,
@@ -443,9 +447,9 @@ impl Revoker {
                 }
             }
         }
-        self.locks.side.borrow_mut().changed(held.id)?;
+        self.locks.protocol.borrow_mut().changed(held.id)?;
         self.base.commit_through().await;
-        self.locks.side.borrow_mut().durable(held.id)?;
+        self.locks.protocol.borrow_mut().durable(held.id)?;
         self.forget_grants(&held).await?;
         self.base.zero_fill_wanted.raise();
         Ok(extents)

@@ -13,20 +13,20 @@ use crate::link::session::Session;
 use crate::mapping::revoke::Revoker;
 
 impl Revoker {
-    pub(crate) fn say_what_a_flush_must_know(&self, session: &Session) {
+    pub(crate) fn send_flush_state(&self, session: &Session) {
         let (mut covered, mut uncommitted) = (BTreeSet::new(), Vec::new());
         let core = self.base.core.borrow();
-        let side = self.locks.side.borrow();
+        let protocol = self.locks.protocol.borrow();
         for grant in core.grants.iter() {
             if grant.word.rights() == Some(Rights::Hole) {
                 continue;
             }
             covered.insert((grant.volume, grant.word.device()));
             if grant.commit_sequence > core.pool.volumes().durable_seq(grant.volume) {
-                side.republish_one(grant, &mut uncommitted);
+                protocol.republish_one(grant, &mut uncommitted);
             }
         }
-        drop((core, side));
+        drop((core, protocol));
         covered.extend(
             self.flusher
                 .may_hold_unflushed()
@@ -49,14 +49,14 @@ impl Revoker {
             let mut listed = Vec::new();
             {
                 let core = self.base.core.borrow();
-                let side = self.locks.side.borrow();
+                let protocol = self.locks.protocol.borrow();
                 let mut next: Box<dyn Iterator<Item = &Grant>> = match place {
                     Some(place) => Box::new(core.grants.iter_after(place)),
                     None => Box::new(core.grants.iter()),
                 };
                 place = None;
                 for grant in next.by_ref().take(MAX_BATCH) {
-                    side.republish_one(grant, &mut listed);
+                    protocol.republish_one(grant, &mut listed);
                     place = Some((grant.volume, grant.range.first));
                 }
             }

@@ -88,7 +88,7 @@ impl Revoker {
         held: &LockGuard<'_>,
         released: &Released,
     ) -> Result<(), ReleaseError> {
-        let side = &self.locks.side;
+        let protocol = &self.locks.protocol;
         if released.quarantined > 0 {
             tracing::error!(
                 volume = %held.volume,
@@ -96,11 +96,17 @@ impl Revoker {
                 "freed extents are quarantined: requests that a device has not ended may still write there"
             );
         }
-        side.borrow_mut().changed(held.id).map_err(AskError::from)?;
+        protocol
+            .borrow_mut()
+            .changed(held.id)
+            .map_err(AskError::from)?;
         if released.extents > 0 || self.base.core.borrow().pool.volume(held.volume).is_err() {
             self.base.commit_through().await;
         }
-        side.borrow_mut().durable(held.id).map_err(AskError::from)?;
+        protocol
+            .borrow_mut()
+            .durable(held.id)
+            .map_err(AskError::from)?;
         self.forget_grants(held).await?;
         self.base.devices_changed.raise();
         self.base.zero_fill_wanted.raise();
@@ -176,9 +182,9 @@ impl Revoker {
         release: Option<Deallocation>,
         limit: Duration,
     ) -> Result<Undrained, AskError> {
-        let side = &self.locks.side;
+        let protocol = &self.locks.protocol;
         if release.is_none()
-            && side
+            && protocol
                 .borrow_mut()
                 .unlisted(held.id, &self.base.core.borrow().grants)
                 .is_ok()
@@ -197,21 +203,22 @@ impl Revoker {
             if release.is_some_and(|of| of.generation != generation) {
                 return Err(AskError::Gone);
             }
-            side.borrow_mut()
+            protocol
+                .borrow_mut()
                 .asked(held.id, &self.base.core.borrow().grants, generation)?;
-            let devices: Vec<_> = side.borrow().devices(held.id).into_iter().collect();
+            let devices: Vec<_> = protocol.borrow().devices(held.id).into_iter().collect();
             let number = release.map(|of| of.number);
             let mut revoke = session.revoke(held.volume, held.range, number);
             let answered = async {
                 revoke.ended().await?;
-                side.borrow_mut().acknowledged(held.id, generation);
+                protocol.borrow_mut().acknowledged(held.id, generation);
                 // The words are cleared, but an earlier engine's requests may be in flight.
                 session.devices_ready(&devices).await
             };
             match timeout_at(deadline, answered).await {
                 Ok(Ok(())) => {
                     let fenced = |device| session.device_ready(device);
-                    if side.borrow_mut().is_drained(held.id, fenced) {
+                    if protocol.borrow_mut().is_drained(held.id, fenced) {
                         break;
                     }
                 }
@@ -223,9 +230,9 @@ impl Revoker {
                     Err(_) => return Err(too_late()),
                 },
             }
-            side.borrow_mut().gone(held.id);
+            protocol.borrow_mut().gone(held.id);
         }
-        Ok(side.borrow().may_change(held.id)?.clone())
+        Ok(protocol.borrow().may_change(held.id)?.clone())
     }
 
     /// After the time limit: finds out which devices hang.
@@ -235,9 +242,9 @@ impl Revoker {
         mut revoke: PendingAnswer,
         held: &LockGuard<'_>,
     ) -> Result<(), AskError> {
-        let side = &self.locks.side;
+        let protocol = &self.locks.protocol;
         let fenced = |device: DeviceIndex| session.device_ready(device);
-        if side.borrow_mut().give_up(held.id) {
+        if protocol.borrow_mut().give_up(held.id) {
             session.say(&ToEngine::Abandon {
                 revoke: revoke.number,
             });
@@ -245,10 +252,10 @@ impl Revoker {
             if let Some(Err(error)) = revoke.now() {
                 return Err(error);
             }
-            side.borrow_mut().heard(held.id, session.generation);
+            protocol.borrow_mut().heard(held.id, session.generation);
             // The words are cleared. Once the commands in flight on a device end, nothing uses the
             // range.
-            let devices = side.borrow().devices(held.id);
+            let devices = protocol.borrow().devices(held.id);
             let settled = devices
                 .into_iter()
                 .filter(|d| fenced(*d))
@@ -258,7 +265,8 @@ impl Revoker {
                 });
             for (device, ended) in join_all(settled).await {
                 if ended {
-                    side.borrow_mut()
+                    protocol
+                        .borrow_mut()
                         .settled(held.id, device, session.generation);
                 }
             }
@@ -266,8 +274,8 @@ impl Revoker {
                 return Err(AskError::Gone);
             }
         }
-        side.borrow_mut().settle(held.id, fenced);
-        for device in side.borrow().may_change(held.id)? {
+        protocol.borrow_mut().settle(held.id, fenced);
+        for device in protocol.borrow().may_change(held.id)? {
             tracing::error!(%device, volume = %held.volume, "a device hangs: a revoke did not end there; other devices \
             are not affected");
         }

@@ -39,7 +39,7 @@ impl Owner {
         let reader = self.clone().converse(session.clone(), early);
         let published = async {
             self.mapping.finish_adoption(Some(&session)).await;
-            let (mut asked, addresses) = self.say_what_is(&session, held);
+            let (mut asked, addresses) = self.send_configuration(&session, held);
             // At once, because this daemon may die next.
             let statistics = self.statistics.clone();
             self.base
@@ -67,7 +67,7 @@ impl Owner {
         self.link.hang_up(&session);
     }
 
-    pub(crate) fn attach(&self, session: &Rc<Session>) {
+    pub(crate) fn use_session(&self, session: &Rc<Session>) {
         let before = self.base.newest_generation.get();
         if before != 0 && session.generation > before {
             let mark = self.base.core.borrow().pool.allocator().quarantine_mark();
@@ -100,7 +100,7 @@ impl Owner {
         };
         let error = tokio::select! {
             error = receive => error,
-            Err(error) = session.write() => error,
+            Err(error) = session.run_writer() => error,
         };
         tracing::info!(generation = session.generation, %error, "the connection to the engine ended");
     }

@@ -40,7 +40,7 @@ fn without_device(
 impl Owner {
     /// The session is in use from here on. Returns the requests, and the addresses where the engine
     /// listens.
-    pub(crate) fn say_what_is(
+    pub(crate) fn send_configuration(
         &self,
         session: &Rc<Session>,
         held: Vec<(Held, Vec<OwnedFd>)>,
@@ -58,10 +58,10 @@ impl Owner {
             self.budgets.say_all_budgets(session, is_known),
         ));
         asked.extend(without_device(self.ports.say_ports(session)));
-        self.mapping.say_what_a_flush_must_know(session);
+        self.mapping.send_flush_state(session);
         asked.extend(self.say_exports(session));
-        asked.extend(self.say_what_is_gone(session, &known));
-        self.attach(session);
+        asked.extend(self.send_removals(session, &known));
+        self.use_session(session);
         // The engine knows a dead engine's counts from here on.
         self.statistics.publish_statistics(session);
         (asked, known.addresses)
@@ -152,7 +152,7 @@ impl Owner {
         without_device(served.filter_map(say)).collect()
     }
 
-    fn say_what_is_gone(&self, session: &Session, known: &KnownToEngine) -> Vec<WelcomeItem> {
+    fn send_removals(&self, session: &Session, known: &KnownToEngine) -> Vec<WelcomeItem> {
         let core = self.base.core.borrow();
         let is_served = |export: &ExportId| {
             let record = core.pool.exports().get(forebay_pool::ExportId(export.0));

@@ -145,7 +145,7 @@ impl Budgets {
 
     /// `is_known`: the engine is older than this daemon.
     pub(crate) fn say_all_budgets(&self, session: &Rc<Session>, is_known: bool) -> Vec<Update> {
-        *self.link.published.borrow_mut() = Rc::downgrade(session);
+        *self.link.greeted.borrow_mut() = Rc::downgrade(session);
         *self.known.borrow_mut() = KnownBudgets::default();
         let mut asked = Vec::new();
         self.placement.note_served(session);

@@ -71,7 +71,7 @@ impl Supervisor {
         if self.estate.borrow().is_some() {
             self.died_over_estate(verdict);
         } else if let Some((session, young)) = session {
-            self.keep_left(session.leave(verdict.blamed), verdict, young);
+            self.keep_left(session.take_estate(verdict.blamed), verdict, young);
         }
     }
 

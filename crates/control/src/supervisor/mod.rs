@@ -176,11 +176,11 @@ impl Supervisor {
             let died_young = match started {
                 Ok((process, greeting)) => {
                     self.line.started();
-                    let ended = self.accompany(&owner, &process, greeting).await;
+                    let ended = self.run_sessions(&owner, &process, greeting).await;
                     let verdict = blame::judge(Some(&ended.session.region), &ended.how);
                     let young = ended.running.is_none_or(|since| since.elapsed() < YOUNG);
                     let died_young = verdict.delays(young, ended.running.is_some());
-                    self.bury(&owner, &process, Some((&ended.session, young)), verdict);
+                    self.note_death(&owner, &process, Some((&ended.session, young)), verdict);
                     // It may have ended because another node took the pool.
                     let of = owner.clone();
                     owner
@@ -193,7 +193,7 @@ impl Supervisor {
                     if let Some(process) = process {
                         process.kill();
                         let verdict = blame::judge(None, &process.ended().await);
-                        self.bury(&owner, &process, None, verdict);
+                        self.note_death(&owner, &process, None, verdict);
                     }
                     if self.wanted.get() {
                         tracing::error!(%error, "can't start an engine");
@@ -287,7 +287,7 @@ impl Supervisor {
         });
     }
 
-    async fn accompany(
+    async fn run_sessions(
         self: &Rc<Self>,
         owner: &Rc<Owner>,
         process: &EngineProcess,
@@ -422,7 +422,7 @@ impl Supervisor {
 
     /// Keeps the estate, unless the engine's end was wanted. `session` includes whether it died
     /// young.
-    fn bury(
+    fn note_death(
         &self,
         owner: &Rc<Owner>,
         process: &EngineProcess,

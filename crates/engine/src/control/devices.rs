@@ -2,7 +2,7 @@
 //!
 //! **Design.** A helper thread opens each device, so that a hung one blocks nothing. It takes this
 //! generation's lock on the descriptor for I/O before the first request, then waits until all
-//! earlier generations' locks are released: the fence (`shared/design.md`). A device is served
+//! earlier generations' locks are released: the fence. A device is served
 //! after its fence. After a take-over, devices that the dead engine served are served before it
 //! ([`Control::serve_devices`]), and only recovered and overlapping commands wait. If the fence
 //! then fails, the device stays, since reactors use it; the daemon may retry. One device under two

@@ -11,7 +11,7 @@ use crate::exports::ExportTable;
 use crate::frontend::nvme_tcp::TcpMessage;
 use crate::frontend::{self, vm};
 use crate::listener::{Listener, NewConnection, Outside, RefusedHost};
-use crate::reactor::mailbox::{Post, ToReactor};
+use crate::reactor::mailbox::{ControlEnd, Post};
 use crate::takeover::{Inheritance, Pending, Successor, counters};
 use forebay_xlate::boundary::message::{Blamed, ExportId, FromEngine};
 use forebay_xlate::boundary::socket::Channel;
@@ -37,7 +37,7 @@ pub(super) struct Sockets<'a> {
     /// A failed send shows at the channel's next event.
     channel: Option<&'a mut Channel>,
     sockets: &'a mut BTreeMap<u64, Arc<OwnedFd>>,
-    mailboxes: &'a mut [ToReactor],
+    mailboxes: &'a mut [ControlEnd],
 }
 
 impl Outside for Sockets<'_> {

@@ -44,11 +44,11 @@ impl Control {
             }
             // Messages before the greeting are ignored.
             _ if !self.link.greeted => {}
-            message => self.hear_serving(message, descriptors),
+            message => self.hear_configuration(message, descriptors),
         }
     }
 
-    fn hear_serving(&mut self, message: ToEngine, mut descriptors: Vec<OwnedFd>) {
+    fn hear_configuration(&mut self, message: ToEngine, mut descriptors: Vec<OwnedFd>) {
         match message {
             ToEngine::SetDevice { request, device } => self.set_device(request, device),
             ToEngine::Hold {
@@ -94,11 +94,11 @@ impl Control {
                 let result = self.set_port(&port);
                 self.done(request, result);
             }
-            message => self.hear_limits(message, descriptors),
+            message => self.hear_settings(message, descriptors),
         }
     }
 
-    fn hear_limits(&mut self, message: ToEngine, descriptors: Vec<OwnedFd>) {
+    fn hear_settings(&mut self, message: ToEngine, descriptors: Vec<OwnedFd>) {
         match message {
             ToEngine::VolumeStatistics {
                 volume,
@@ -162,11 +162,11 @@ impl Control {
                 status,
                 state,
             } => self.reserved(token, volume, status, state),
-            message => self.hear_handover(message, descriptors),
+            message => self.hear_protocol(message, descriptors),
         }
     }
 
-    fn hear_handover(&mut self, message: ToEngine, descriptors: Vec<OwnedFd>) {
+    fn hear_protocol(&mut self, message: ToEngine, descriptors: Vec<OwnedFd>) {
         match message {
             ToEngine::TakeOver {
                 request,
@@ -185,7 +185,8 @@ impl Control {
             }
             ToEngine::Stop => self.stop(),
             other => {
-                self.side.hear(other, &mut self.volumes, &mut self.effects);
+                self.protocol
+                    .hear(other, &mut self.volumes, &mut self.effects);
                 self.carry_out();
             }
         }
@@ -200,7 +201,7 @@ impl Control {
         self.reserves.forget(volume);
         self.statistics.remove(&volume);
         self.budgets.forget(volume);
-        self.side.forget(volume);
+        self.protocol.forget(volume);
         Ok(())
     }
 

@@ -26,7 +26,7 @@ use crate::heartbeat::Heart;
 use crate::lane::VolumeStatistics;
 use crate::listener::Listener;
 use crate::memory::Memory;
-use crate::reactor::mailbox::{Post, ToReactor};
+use crate::reactor::mailbox::{ControlEnd, Post};
 use crate::upcall::Upcall;
 use devices::Devices;
 use forebay_xlate::boundary::message::{FromEngine, Held, ToEngine};
@@ -61,8 +61,8 @@ pub(crate) struct Control {
     epoll: Arc<OwnedFd>,
     daemons: OwnedFd,
     link: Link,
-    pool: Pool,
-    mailboxes: Vec<ToReactor>,
+    pool: PoolHandle,
+    mailboxes: Vec<ControlEnd>,
     bell: ControlBell,
     listener: Listener,
     vms: vms::VmListeners,
@@ -76,16 +76,16 @@ pub(crate) struct Control {
     sockets: BTreeMap<u64, Arc<OwnedFd>>,
     handover: Handover,
     heart: Option<Heart>,
-    side: EngineSide,
+    protocol: EngineSide,
     reserves: reserve::Reserves,
     /// Work for this thread; empty between steps.
     effects: Vec<Effect>,
-    turns_ns: u64,
+    next_tick_ns: u64,
     end: End,
 }
 
 #[derive(Default)]
-struct Pool {
+struct PoolHandle {
     /// Pool id; zeros until a daemon has greeted.
     id: [u8; 16],
     /// Kept for the next daemon.
@@ -108,7 +108,7 @@ impl Control {
         config: &EngineConfig,
         region: Arc<Region>,
         memory: &'static Memory,
-        mailboxes: Vec<ToReactor>,
+        mailboxes: Vec<ControlEnd>,
         bell: ControlBell,
         exports: ExportTable,
         closer: Closer,
@@ -132,12 +132,12 @@ impl Control {
             memory,
             daemons,
             link: Link::new(set.clone()),
-            pool: Pool::default(),
+            pool: PoolHandle::default(),
             heart: None,
-            side: EngineSide::new(mailboxes.len(), MAX_DRAINS),
+            protocol: EngineSide::new(mailboxes.len(), MAX_DRAINS),
             reserves: reserve::Reserves::default(),
             effects: Vec::new(),
-            turns_ns: 0,
+            next_tick_ns: 0,
             mailboxes,
             bell,
             listener: Listener::new(
@@ -170,14 +170,14 @@ impl Control {
             events.clear();
             let soon = self.listener.is_busy()
                 || self.is_muted()
-                || self.side.holds_back()
-                || self.mailboxes.iter().any(ToReactor::is_behind);
+                || self.protocol.holds_back()
+                || self.mailboxes.iter().any(ControlEnd::is_behind);
             let wait_ms = if soon { TICK_MS } else { IDLE_TICK_MS };
             let limit = rustix::event::Timespec {
                 tv_sec: wait_ms / 1000,
                 tv_nsec: wait_ms % 1000 * 1_000_000,
             };
-            let none = || !self.mailboxes.iter().any(ToReactor::has_upcalls);
+            let none = || !self.mailboxes.iter().any(ControlEnd::has_upcalls);
             let limit = if self.bell.asleep.fall_asleep(none) {
                 limit
             } else {
@@ -211,10 +211,10 @@ impl Control {
                 }
             }
             let now = monotonic_ns();
-            if now >= self.turns_ns {
-                self.turns_ns = now + TICK_MS as u64 * 1_000_000;
+            if now >= self.next_tick_ns {
+                self.next_tick_ns = now + TICK_MS as u64 * 1_000_000;
                 self.tick_vms();
-                self.side.rotate_revokes(&mut self.effects);
+                self.protocol.rotate_revokes(&mut self.effects);
                 self.carry_out();
             }
             let (listener, exports, mut out) = self.listener_and_outside();
@@ -259,7 +259,7 @@ impl Control {
     fn drop_channel(&mut self) {
         let _ = self.link.end();
         self.link.forget();
-        self.side.hung_up();
+        self.protocol.hung_up();
         self.devices.forget_requests();
         self.give_up_handover();
     }
@@ -350,7 +350,7 @@ impl Control {
                 .values()
                 .map(|e| Held::Export((*e.config).clone())),
         );
-        held.extend(self.side.held());
+        held.extend(self.protocol.held());
         for held in held {
             self.say(&FromEngine::Held(held));
         }
@@ -365,7 +365,7 @@ impl Control {
         self.say(&FromEngine::HeldEnd);
         kill_point!("over.greeted");
         self.ask_reserves_again();
-        self.side.ask_again(&mut self.effects);
+        self.protocol.ask_again(&mut self.effects);
         self.carry_out();
     }
 
@@ -374,14 +374,14 @@ impl Control {
             while let Some(upcall) = self.mailboxes[reactor].next() {
                 match from_reactor(upcall) {
                     Ok(upcall) => {
-                        self.side
+                        self.protocol
                             .upcall(reactor, upcall, &self.volumes, &mut self.effects);
                     }
                     Err(other) => self.take_upcall(other),
                 }
             }
         }
-        self.side.end_turn(&mut self.effects);
+        self.protocol.end_turn(&mut self.effects);
         self.carry_out();
     }
 

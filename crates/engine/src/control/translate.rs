@@ -3,7 +3,7 @@
 use crate::upcall;
 use crate::volume::Volume;
 use forebay_xlate::boundary::message::{FaultAsk, GrantOf};
-use forebay_xlate::engine_side::{Upcall, Words};
+use forebay_xlate::engine_side::{ProtocolUpcall, Words};
 use forebay_xlate::{ExtentRange, Rights, VolumeId, Word};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -59,34 +59,38 @@ impl Words for ServedVolumes {
 }
 
 /// Converts a reactor's message about the protocol; returns any other.
-pub(super) fn from_reactor(upcall: upcall::Upcall) -> Result<Upcall, upcall::Upcall> {
+pub(super) fn from_reactor(upcall: upcall::Upcall) -> Result<ProtocolUpcall, upcall::Upcall> {
     use upcall::Upcall as From;
     Ok(match upcall {
         From::Fault {
             volume,
             extent,
             write,
-        } => Upcall::Fault(FaultAsk {
+        } => ProtocolUpcall::Fault(FaultAsk {
             volume,
             extent,
             write,
         }),
-        From::CommitWanted { volume, sequence } => Upcall::CommitWanted { volume, sequence },
+        From::CommitWanted { volume, sequence } => {
+            ProtocolUpcall::CommitWanted { volume, sequence }
+        }
         From::Release {
             io,
             generation,
             volume,
             range,
-        } => Upcall::Release {
+        } => ProtocolUpcall::Release {
             io,
             generation,
             volume,
             range,
         },
-        From::AbandonRelease { io, generation } => Upcall::AbandonRelease { io, generation },
-        From::Drained { revoke } => Upcall::Drained { revoke },
-        From::Settled { job } => Upcall::Settled { job },
-        From::JobDone { job, error } => Upcall::JobDone {
+        From::AbandonRelease { io, generation } => {
+            ProtocolUpcall::AbandonRelease { io, generation }
+        }
+        From::Drained { revoke } => ProtocolUpcall::Drained { revoke },
+        From::Settled { job } => ProtocolUpcall::Settled { job },
+        From::JobDone { job, error } => ProtocolUpcall::JobDone {
             job,
             errno: error.map(|e| e.raw_os_error()),
         },

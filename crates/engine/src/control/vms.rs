@@ -7,12 +7,12 @@
 //! their reactors. **Not here:** their messages ([`crate::frontend::vm`]).
 
 use super::Control;
-use crate::core::Devices;
+use crate::core::FenceSet;
 use crate::core::RecoveredSpan;
 use crate::frontend::vm::VmMessage;
 use crate::frontend::vm::closer::Closer;
 use crate::frontend::vm::file::VmFile;
-use crate::frontend::vm::protocol::{Closing, Deposit};
+use crate::frontend::vm::protocol::{Closing, DepositedFd};
 use crate::frontend::vm::{NewVm, blamed_of};
 use crate::reactor::mailbox::Post;
 use crate::takeover::{Inheritance, ServedLanes};
@@ -271,7 +271,7 @@ impl Control {
         });
     }
 
-    pub(super) fn vm_deposits(&mut self, socket: u64, deposits: Vec<Deposit>) {
+    pub(super) fn vm_deposits(&mut self, socket: u64, deposits: Vec<DepositedFd>) {
         let Some(known) = self.vms.clients.get_mut(&socket) else {
             return;
         };
@@ -441,7 +441,7 @@ pub(super) fn convert(
                     volume: lane.volume.id(),
                     bytes: 0..u64::MAX,
                     write: true,
-                    devices: Devices::ALL,
+                    devices: FenceSet::ALL,
                     command: None,
                 });
                 let why = adopted.err().unwrap_or(Closing("it has no socket"));

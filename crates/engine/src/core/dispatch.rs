@@ -1,10 +1,10 @@
-//! Takes a command from step to step. A step returns the next one ([`Next`]). **Not here:** slices
+//! Takes a command from step to step. A step returns the next one ([`NextStep`]). **Not here:** slices
 //! ([`crate::io::submit`]), flushes ([`crate::io::flush`]).
 
 use super::Core;
 use crate::io::command::{IoOp, Stage, Token};
 use crate::io::settle::EndedAtDevice;
-use crate::io::submit::{Next, SliceTransfer, Submission};
+use crate::io::submit::{CommandTransfer, NextStep, Submission};
 use crate::upcall::Upcall;
 use forebay_device::Errno;
 use forebay_nvme::Status;
@@ -33,7 +33,7 @@ impl Core {
                     return;
                 }
             },
-            op => SliceTransfer::of(&op),
+            op => CommandTransfer::of(&op),
         };
         let mut submission = Submission {
             index: i,
@@ -53,8 +53,8 @@ impl Core {
             None => submission.zero(),
         };
         match next {
-            Next::Moved => self.moved(token),
-            Next::Park(parked) => self.parked.park(
+            NextStep::Submitted => self.after_slices(token),
+            NextStep::Park(parked) => self.parked.park(
                 token,
                 parked,
                 &mut self.slab,
@@ -62,8 +62,8 @@ impl Core {
                 self.clock.now_ns,
                 &mut self.upcalls,
             ),
-            Next::Wait(stage) => (self.waits).push(token, stage, &mut self.slab, &self.clock),
-            Next::Release(range) => {
+            NextStep::Wait(stage) => (self.waits).push(token, stage, &mut self.slab, &self.clock),
+            NextStep::Release(range) => {
                 let Some(volume) = self.lanes.volume_of(&self.slab[i]) else {
                     return self.fail(token, Status::INVALID_NAMESPACE_OR_FORMAT);
                 };
@@ -107,15 +107,15 @@ impl Core {
             io.device_failed(errno, slice.span.write, self.lanes.get(io.lane));
         }
         // Otherwise it checks the count when it resumes.
-        if io.slices == 0 && io.stage == Stage::Moving {
-            self.moved(Token::of(slice.io));
+        if io.slices == 0 && io.stage == Stage::AtDevices {
+            self.after_slices(Token::of(slice.io));
         }
     }
 
-    pub(super) fn moved(&mut self, token: Token) {
+    pub(super) fn after_slices(&mut self, token: Token) {
         let io = &mut self.slab[token.index()];
         if io.slices > 0 {
-            io.stage = Stage::Moving;
+            io.stage = Stage::AtDevices;
             token.entrust();
             return;
         }

@@ -2,7 +2,7 @@
 //!
 //! **Design.** A flush covers only devices that its volume was ever allowed to write to, so a
 //! missing or failed one delays no other volume. Without uncommitted mappings it ends without the
-//! daemon (`shared/design.md`, "Order of durability"). **Not here:** merged flushes
+//! daemon (the owner protocol's order of durability). **Not here:** merged flushes
 //! ([`crate::io::flush`]).
 
 use super::Core;

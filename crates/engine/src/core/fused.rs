@@ -20,7 +20,7 @@ impl Core {
         mut new: NewIo,
         expected: Expected<'_>,
     ) -> Result<(), NewIo> {
-        self.settle_orphans();
+        self.end_orphans();
         let served = self.lanes.get(new.lane).is_some_and(|lane| !lane.removed);
         if !served || !self.may_start(new.lane) {
             return self.start(new);

@@ -18,7 +18,7 @@ mod vm;
 mod waiting;
 
 pub(crate) use crate::io::clock::{OWNER_WAIT_LIMIT_NS, monotonic_ns};
-pub(crate) use crate::io::command::{CommandRef, DoneIo, FrontendIndex, IoOp, NewIo, Owner};
+pub(crate) use crate::io::command::{CommandRef, DoneIo, FrontendIndex, IoOp, Issuer, NewIo};
 pub(crate) use crate::io::devices::ServedDevice;
 pub(crate) use crate::io::ended::MAX_FRONTENDS;
 pub(crate) use crate::io::fused::Expected;
@@ -26,7 +26,7 @@ pub(crate) use crate::io::slab::MAX_IOS;
 pub(crate) use crate::io::staging;
 pub(crate) use crate::offload::{Links, links};
 pub(crate) use crate::qos::Admission;
-pub(crate) use crate::recovery::{Devices, RecoveredSpan};
+pub(crate) use crate::recovery::{FenceSet, RecoveredSpan};
 pub(crate) use reserve::Drain;
 pub(crate) use waiting::Released;
 
@@ -151,7 +151,7 @@ impl Core {
             return Err(new);
         }
         if self.recovered.any() {
-            self.settle_orphans();
+            self.end_orphans();
         }
         match self.slab.allocate() {
             Some(index) => self.begin(new, index, 0),
@@ -175,7 +175,7 @@ impl Core {
             over_ns: new.over_ns,
             started_ns: now,
             deadline_ns: now + OWNER_WAIT_LIMIT_NS,
-            stage: Stage::Moving,
+            stage: Stage::AtDevices,
             generation: io.generation.wrapping_add(1),
             pieces,
             ..Io::empty()
@@ -189,7 +189,7 @@ impl Core {
                 let io = &mut self.slab[token.index()];
                 // Some commands may be recovered ones.
                 let may_begin = match self.recovered.any() {
-                    true => self.qos.admit_recovered(io, &self.recovered),
+                    true => self.qos.admit_during_recovery(io, &self.recovered),
                     false => self.qos.admit_op(new.lane, &new.op),
                 };
                 if !may_begin {
@@ -231,7 +231,7 @@ impl Core {
     #[inline]
     fn begin_admitted(&mut self, token: Token) {
         if self.recovered.any() {
-            self.begin_beside_recovered(token);
+            self.begin_during_recovery(token);
         } else {
             self.dispatch(token);
         }
@@ -350,7 +350,7 @@ impl Core {
         self.devices.set(served);
         (self.qos).note_devices(Some(device.0), &self.devices);
         self.recovered.serve(device.0);
-        self.take_up(|_, io| io.stage == Stage::DeviceWait, Self::dispatch);
+        self.resume_chosen(|_, io| io.stage == Stage::DeviceWait, Self::dispatch);
     }
 
     /// Commands in the slab.

@@ -16,7 +16,7 @@ impl Core {
 
     /// Ends closed connections' commands that are not at a device.
     #[cold]
-    pub(super) fn settle_orphans(&mut self) {
+    pub(super) fn end_orphans(&mut self) {
         let Some(closed) = self.recovered.take_closed() else {
             return;
         };
@@ -30,15 +30,16 @@ impl Core {
             }
         }
         self.end_late();
-        self.recovered.leave(closed, &self.slab, &self.lanes);
+        self.recovered
+            .add_spans_of_closed(closed, &self.slab, &self.lanes);
     }
 
     #[cold]
-    pub(super) fn begin_beside_recovered(&mut self, token: Token) {
+    pub(super) fn begin_during_recovery(&mut self, token: Token) {
         let index = token.index() as u32;
         self.blame(Some(index));
         let io = &mut self.slab[token.index()];
-        if self.recovered.adopt(index, io, &self.lanes) {
+        if self.recovered.assign_spans(index, io, &self.lanes) {
             io.deadline_ns = u64::MAX;
             kill_point!("over.waiting");
         } else if matches!(io.op, IoOp::CompareAndWrite { .. }) {
@@ -64,10 +65,10 @@ impl Core {
     /// Continues waiting commands at the end of a turn.
     #[cold]
     pub(super) fn advance_recovered(&mut self) {
-        self.settle_orphans();
+        self.end_orphans();
         if self.recovered.begin_check() {
             let may_go_on = |core: &Self, io: &Io| core.recovered.may_go_on(io, &core.lanes);
-            self.take_up(may_go_on, Self::go_on);
+            self.resume_chosen(may_go_on, Self::go_on);
             self.recovered.end_check();
         }
         self.recovered.end_turn(self.fused.any());

@@ -7,7 +7,7 @@
 //! (`tcp::reserve`).
 
 use super::Core;
-use crate::io::command::{IoOp, Owner, Stage};
+use crate::io::command::{IoOp, Issuer, Stage};
 use crate::lane::LaneIndex;
 use forebay_nvme::Status;
 use forebay_xlate::VolumeId;
@@ -27,15 +27,15 @@ impl Drain {
         core: &mut Core,
         volume: VolumeId,
         status: Status,
-        which: impl Fn(&Owner, &IoOp) -> bool,
+        which: impl Fn(&Issuer, &IoOp) -> bool,
     ) -> Self {
-        core.settle_orphans();
+        core.end_orphans();
         let lanes = core.lanes.iter();
         let lanes: Vec<LaneIndex> = (lanes.filter(|lane| lane.volume.id() == volume))
             .map(|lane| lane.index)
             .collect();
         let chosen =
-            |owner: &Owner, op: &IoOp, lane: LaneIndex| lanes.contains(&lane) && which(owner, op);
+            |owner: &Issuer, op: &IoOp, lane: LaneIndex| lanes.contains(&lane) && which(owner, op);
         core.end_waiting(status, chosen);
         Self {
             volume,

@@ -109,7 +109,7 @@ impl Core {
             }
             let mut waiting = self.waits.take_ring_wait();
             for i in waiting.drain(..) {
-                self.slab[i as usize].stage = Stage::Moving;
+                self.slab[i as usize].stage = Stage::AtDevices;
                 self.blame(Some(i));
                 self.dispatch(Token::of(i));
             }
@@ -118,7 +118,7 @@ impl Core {
         }
         if std::mem::take(&mut self.waits.slices_freed) && self.waits.for_slices > 0 {
             self.waits.for_slices = 0;
-            self.take_up(|_, io| io.stage == Stage::SliceWait, Self::dispatch);
+            self.resume_chosen(|_, io| io.stage == Stage::SliceWait, Self::dispatch);
             self.blame(None);
         }
         if self.flusher.must_retry() {

@@ -159,7 +159,7 @@ impl Core {
             return Err(new);
         }
         if self.recovered.any() {
-            self.settle_orphans();
+            self.end_orphans();
         }
         let Some(index) = self.slab.allocate() else {
             return Err(new);

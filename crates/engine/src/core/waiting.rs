@@ -5,7 +5,7 @@
 //! the daemon's answer they end with Command Interrupted, which the host may retry.
 
 use super::Core;
-use crate::io::command::{Io, IoOp, Owner, Stage, Token};
+use crate::io::command::{Io, IoOp, Issuer, Stage, Token};
 use crate::io::slab::MAX_IOS;
 use crate::lane::LaneIndex;
 use forebay_nvme::Status;
@@ -54,7 +54,7 @@ impl Core {
     }
 
     /// Continues the selected commands by `then`.
-    pub(super) fn take_up(
+    pub(super) fn resume_chosen(
         &mut self,
         which: impl Fn(&Self, &Io) -> bool,
         mut then: impl FnMut(&mut Self, Token),
@@ -72,7 +72,7 @@ impl Core {
         self.waits.all = waiting;
         for i in chosen.drain(..) {
             let io = &mut self.slab[i as usize];
-            io.stage = Stage::Moving;
+            io.stage = Stage::AtDevices;
             self.blame(Some(i));
             then(self, Token::of(i));
         }
@@ -87,7 +87,7 @@ impl Core {
                 lane.commit_asked = 0;
             }
         }
-        self.take_up(
+        self.resume_chosen(
             |core, io| {
                 let lane = core.lanes.get(io.lane).filter(|l| l.volume.id() == volume);
                 io.stage == Stage::Committing
@@ -111,7 +111,7 @@ impl Core {
                 && std::ptr::eq(candidate, &core.slab[io as usize % MAX_IOS])
                 && candidate.generation == generation
         };
-        self.take_up(is_it, |core, token| {
+        self.resume_chosen(is_it, |core, token| {
             let io = &mut core.slab[token.index()];
             match released {
                 Released::Done(extents) => {
@@ -139,7 +139,7 @@ impl Core {
         if io.slices == 0 {
             self.finish(token);
         } else {
-            io.stage = Stage::Moving;
+            io.stage = Stage::AtDevices;
             token.entrust();
         }
     }
@@ -149,10 +149,10 @@ impl Core {
     pub(crate) fn end_waiting(
         &mut self,
         status: Status,
-        which: impl Fn(&Owner, &IoOp, LaneIndex) -> bool,
+        which: impl Fn(&Issuer, &IoOp, LaneIndex) -> bool,
     ) -> u32 {
         for io in self.slab.iter_mut() {
-            let waits = !matches!(io.stage, Stage::Free | Stage::Moving | Stage::RingWait);
+            let waits = !matches!(io.stage, Stage::Free | Stage::AtDevices | Stage::RingWait);
             if waits && which(&io.owner, &io.op, io.lane) {
                 // Its deadline is now. Only the owner knows how a release ends.
                 if io.status == Status::SUCCESS && io.stage != Stage::Releasing {
@@ -204,7 +204,7 @@ impl Core {
         }
         self.waits.spare = late;
         (self.waits).ask_of_releases(&mut self.slab, heard_ns, &mut self.upcalls);
-        self.take_up(
+        self.resume_chosen(
             |_, io| io.deadline_ns <= heard_ns && io.stage != Stage::Releasing,
             |core, token| core.fail(token, Status::COMMAND_INTERRUPTED),
         );

@@ -13,7 +13,7 @@ pub(crate) mod vm;
 use crate::core::{FrontendIndex, MAX_FRONTENDS};
 use crate::memory::{Memory, ReceiveBuffer};
 pub(crate) use api::{Beside, Frontend, FrontendMessage};
-use forebay_xlate::boundary::message::Frontend as Kind;
+use forebay_xlate::boundary::message::FrontendKind as Kind;
 use forebay_xlate::boundary::region::Region;
 use rustix::thread::CpuSet;
 use std::os::fd::OwnedFd;

@@ -14,7 +14,7 @@ use forebay_xlate::reactor_side::Parked;
 
 /// Receiver of the result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Owner {
+pub(crate) struct Issuer {
     /// Its frontend.
     pub frontend: FrontendIndex,
     /// The frontend's connection.
@@ -217,7 +217,7 @@ impl IoOp {
 #[derive(Debug)]
 pub(crate) struct NewIo {
     /// Receiver of the result.
-    pub owner: Owner,
+    pub owner: Issuer,
     /// Its lane.
     pub lane: LaneIndex,
     /// Operation.
@@ -234,7 +234,7 @@ pub(crate) struct NewIo {
 #[derive(Debug)]
 pub(crate) struct DoneIo {
     /// Receiver of the result.
-    pub owner: Owner,
+    pub owner: Issuer,
     /// Its lane.
     pub lane: LaneIndex,
     /// Operation.
@@ -251,7 +251,7 @@ pub(crate) struct DoneIo {
 pub(crate) enum Stage {
     Free,
     /// Its slices are at devices, or it is being worked on.
-    Moving,
+    AtDevices,
     Parked(Parked),
     DeviceWait,
     /// An older overlapping operation may still be at a device.
@@ -268,7 +268,7 @@ pub(crate) enum Stage {
 
 #[derive(Debug)]
 pub(crate) struct Io {
-    pub owner: Owner,
+    pub owner: Issuer,
     pub lane: LaneIndex,
     pub op: IoOp,
     pub buffer: Option<StagingBuffer>,
@@ -300,7 +300,7 @@ pub(crate) struct Io {
 impl Io {
     pub(crate) fn empty() -> Self {
         Self {
-            owner: Owner {
+            owner: Issuer {
                 frontend: FrontendIndex(0),
                 conn: 0,
                 conn_generation: 0,

@@ -15,7 +15,7 @@
 use crate::io::command::{Io, IoOp};
 use crate::io::slab::MAX_IOS;
 use crate::io::staging::{Staging, StagingBuffer};
-use crate::io::submit::SliceTransfer;
+use crate::io::submit::CommandTransfer;
 use forebay_nvme::Status;
 
 /// Bytes of one read; fewer when memory is short.
@@ -56,7 +56,7 @@ impl Fused {
 
     /// `None` while stored data is made durable.
     #[cold]
-    pub(crate) fn next(&self, index: usize, io: &Io) -> Option<SliceTransfer> {
+    pub(crate) fn next(&self, index: usize, io: &Io) -> Option<CommandTransfer> {
         let comparing = self.comparing.get(index).and_then(Option::as_ref);
         if comparing.is_some_and(|c| c.flushes) {
             return None;
@@ -78,7 +78,7 @@ impl Fused {
             } => (offset_bytes, len_bytes),
             _ => (0, 0),
         };
-        Some(SliceTransfer {
+        Some(CommandTransfer {
             offset_bytes,
             len_bytes,
             write: false,

@@ -143,7 +143,7 @@ impl ParkedTable {
     /// Continues a command that is in no chain now.
     pub(crate) fn resume(&self, index: u32, slab: &mut Slab, lanes: &Lanes, now_ns: u64) -> Token {
         let io = &mut slab[index as usize];
-        io.stage = Stage::Moving;
+        io.stage = Stage::AtDevices;
         io.link = NONE;
         let waited_ns = now_ns.saturating_sub(self.since_ns[index as usize]);
         // The rest counts as the devices' time.

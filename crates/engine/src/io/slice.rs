@@ -2,7 +2,7 @@
 //!
 //! **Design.** The ring names a slice by its fixed place. Slices are numbered as they begin: a
 //! revoke waits for overlapping ones below a number. **Not here:** how slices are made
-//! ([`crate::io::queue`]).
+//! ([`crate::io::submit`]).
 
 use crate::io::devices::{DeviceRing, kind};
 use crate::upcall::Upcall;

@@ -32,9 +32,9 @@ pub(crate) enum Put {
     NoMemory,
 }
 
-pub(crate) enum Next {
+pub(crate) enum NextStep {
     /// All slices are submitted.
-    Moved,
+    Submitted,
     /// The command waits for the owner's answer.
     Park(Parked),
     Wait(Stage),
@@ -44,14 +44,14 @@ pub(crate) enum Next {
 
 /// A part of a command; `offset_bytes` is on the volume.
 #[derive(Clone, Copy)]
-pub(crate) struct SliceTransfer {
+pub(crate) struct CommandTransfer {
     pub(crate) offset_bytes: u64,
     pub(crate) len_bytes: u32,
     pub(crate) write: bool,
     pub(crate) fua: bool,
 }
 
-impl SliceTransfer {
+impl CommandTransfer {
     #[inline]
     pub(crate) fn of(op: &IoOp) -> Option<Self> {
         let (offset_bytes, len_bytes, write, fua) = match *op {
@@ -151,18 +151,18 @@ fn are_zeros(table: &Table, extent: u64, count: u64) -> bool {
 
 impl Submission<'_> {
     #[inline]
-    pub(crate) fn transfer(&mut self, transfer: SliceTransfer) -> Next {
+    pub(crate) fn transfer(&mut self, transfer: CommandTransfer) -> NextStep {
         let len = u64::from(transfer.len_bytes);
         while self.io.cursor < len && self.io.status == Status::SUCCESS {
             if let Some(next) = self.step(&transfer) {
                 return next;
             }
         }
-        Next::Moved
+        NextStep::Submitted
     }
 
     #[inline]
-    fn step(&mut self, transfer: &SliceTransfer) -> Option<Next> {
+    fn step(&mut self, transfer: &CommandTransfer) -> Option<NextStep> {
         let volume = &self.lane.volume;
         let extent_bytes = 1u64 << volume.extent_shift;
         let from = transfer.offset_bytes + self.io.cursor;
@@ -179,7 +179,7 @@ impl Submission<'_> {
                 claim(&volume.table, ExtentRange::new(at.extent, at.extents()));
                 None
             }
-            Lookup::Park => Some(Next::Park(Parked {
+            Lookup::Park => Some(NextStep::Park(Parked {
                 volume: volume.id(),
                 extent: at.extent,
                 write: transfer.write,
@@ -187,7 +187,7 @@ impl Submission<'_> {
         }
     }
 
-    fn step_over_zeros(&mut self, at: &At, len: u32) -> Option<Next> {
+    fn step_over_zeros(&mut self, at: &At, len: u32) -> Option<NextStep> {
         let io = &mut *self.io;
         if io.cursor == 0
             && are_zeros(&self.lane.volume.table, at.extent, at.extents())
@@ -200,7 +200,7 @@ impl Submission<'_> {
             let from = io.cursor as usize;
             buffer.as_mut_slice()[from..from + n as usize].fill(0);
         } else if self.vms.moved_enough(io.lane) {
-            return Some(Next::Wait(Stage::RingWait));
+            return Some(NextStep::Wait(Stage::RingWait));
         } else if !self.vms.zero(self.index, io, n as u32) {
             io.status = Status::INTERNAL_ERROR;
             return None;
@@ -210,7 +210,12 @@ impl Submission<'_> {
     }
 
     #[inline]
-    fn step_to_device(&mut self, word: Word, at: &At, transfer: &SliceTransfer) -> Option<Next> {
+    fn step_to_device(
+        &mut self,
+        word: Word,
+        at: &At,
+        transfer: &CommandTransfer,
+    ) -> Option<NextStep> {
         let volume = &self.lane.volume;
         let run = run(&volume.table, at.extent, word, at.extents());
         let span = SliceSpan {
@@ -223,7 +228,7 @@ impl Submission<'_> {
         let from = self.io.cursor as u32;
         let part = (self.io.buffer.as_ref()).and_then(|b| b.part(from, n as u32));
         let Some(device_at) = self.devices.offset_of(word, at.within) else {
-            return Some(Next::Wait(Stage::DeviceWait));
+            return Some(NextStep::Wait(Stage::DeviceWait));
         };
         if n == u64::from(transfer.len_bytes)
             && self.devices.reads_zeros(word, run, device_at)
@@ -246,12 +251,12 @@ impl Submission<'_> {
     }
 
     #[inline]
-    pub(crate) fn after(&mut self, put: Put, n: u64, write: bool) -> Option<Next> {
+    pub(crate) fn after(&mut self, put: Put, n: u64, write: bool) -> Option<NextStep> {
         match put {
             Put::Ok => self.io.cursor += n,
-            Put::NoRoom => return Some(Next::Wait(Stage::RingWait)),
-            Put::NoSlice => return Some(Next::Wait(Stage::SliceWait)),
-            Put::NoDevice => return Some(Next::Wait(Stage::DeviceWait)),
+            Put::NoRoom => return Some(NextStep::Wait(Stage::RingWait)),
+            Put::NoSlice => return Some(NextStep::Wait(Stage::SliceWait)),
+            Put::NoDevice => return Some(NextStep::Wait(Stage::DeviceWait)),
             Put::Failed(errno) => self.io.device_failed(errno, write, Some(self.lane)),
             Put::NoMemory => self.io.status = Status::INTERNAL_ERROR,
         }
@@ -281,10 +286,7 @@ impl Submission<'_> {
             let same = std::sync::Arc::as_ptr(&served.device).addr();
             let mut slice = self.begin_slice(device, op, span, true);
             let blame = self.io.record.blame();
-            if self
-                .offload
-                .hand_over(helper, index, &mut slice, same, blame)
-            {
+            if self.offload.offer(helper, index, &mut slice, same, blame) {
                 self.lane.remote += 1;
                 bump(&self.records.reactor.handed_over, 1);
             } else {

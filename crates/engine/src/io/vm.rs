@@ -53,11 +53,11 @@ pub(crate) struct VmCommands {
     /// By the slice's place.
     bounces: Vec<Option<Bounce>>,
     turn: u64,
-    moved: Vec<Moved>,
+    moved: Vec<Submitted>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Moved {
+struct Submitted {
     turn: u64,
     bytes: u32,
     bounces: u32,
@@ -70,7 +70,7 @@ impl VmCommands {
             holds: (0..MAX_IOS).map(|_| Hold::default()).collect(),
             bounces: (0..MAX_SLICES).map(|_| None).collect(),
             turn: 0,
-            moved: vec![Moved::default(); MAX_LANES],
+            moved: vec![Submitted::default(); MAX_LANES],
         }
     }
 

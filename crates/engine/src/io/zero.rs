@@ -8,7 +8,7 @@
 //! [`crate::io::jobs`]).
 
 use crate::io::command::{Io, IoOp, Stage};
-use crate::io::submit::{Next, Submission};
+use crate::io::submit::{NextStep, Submission};
 use forebay_device::Op;
 use forebay_nvme::Status;
 use forebay_xlate::boundary::region::{OpKind, bump};
@@ -63,13 +63,13 @@ impl Io {
 }
 
 impl Submission<'_> {
-    pub(crate) fn zero(&mut self) -> Next {
+    pub(crate) fn zero(&mut self) -> NextStep {
         let mut budget = BUDGET;
         let block_bytes = u64::from(self.lane.volume.config.block_bytes);
         while self.io.status == Status::SUCCESS {
             if budget == 0 {
                 // Continued at the end of this turn.
-                return Next::Wait(Stage::RingWait);
+                return NextStep::Wait(Stage::RingWait);
             }
             budget = budget.saturating_sub(STEP_COST);
             let Some((offset, len, release)) = self.io.zero_range(block_bytes) else {
@@ -96,11 +96,17 @@ impl Submission<'_> {
                 return next;
             }
         }
-        Next::Moved
+        NextStep::Submitted
     }
 
     /// Zeroes or releases up to `left` bytes from `at`.
-    fn zero_step(&mut self, at: u64, left: u64, release: bool, budget: &mut u64) -> Option<Next> {
+    fn zero_step(
+        &mut self,
+        at: u64,
+        left: u64,
+        release: bool,
+        budget: &mut u64,
+    ) -> Option<NextStep> {
         let volume = &self.lane.volume;
         let extent_bytes = 1u64 << volume.extent_shift;
         let (extent, within) = (at >> volume.extent_shift, at & (extent_bytes - 1));
@@ -120,13 +126,13 @@ impl Submission<'_> {
         if release && whole > 0 {
             let count = volume.table.no_holes(extent, whole, MAX_RELEASE_EXTENTS);
             self.io.releasing = left.min(count << volume.extent_shift);
-            return Some(Next::Release(ExtentRange::new(extent, count)));
+            return Some(NextStep::Release(ExtentRange::new(extent, count)));
         }
         match word.rights() {
             Some(Rights::ReadWrite) => {}
             // Ask for its place, or for the right to write.
             rights => {
-                return Some(Next::Park(Parked {
+                return Some(NextStep::Park(Parked {
                     volume: volume.id(),
                     extent,
                     write: rights.is_some(),
@@ -149,7 +155,7 @@ impl Submission<'_> {
             number: 0,
         };
         let Some(device_at) = self.devices.offset_of(word, within) else {
-            return Some(Next::Wait(Stage::DeviceWait));
+            return Some(NextStep::Wait(Stage::DeviceWait));
         };
         let op = match release {
             true => Op::punch(device_at, n),

@@ -263,7 +263,7 @@ impl Offload {
     }
 
     /// The command's record must name the device; false if there was no room.
-    pub(crate) fn hand_over(
+    pub(crate) fn offer(
         &mut self,
         helper: usize,
         index: u32,

@@ -1,6 +1,6 @@
 //! Costs of commands, from the costs of operations.
 //!
-//! **Design.** [`super::lane_states::Admission::admit`] looks up reads and writes itself. Others cost an
+//! **Design.** [`super::admission::Admission::admit`] looks up reads and writes itself. Others cost an
 //! operation per range or MiB. Written zeroes also take device time by their bytes, but few of the
 //! tenant's bytes.
 

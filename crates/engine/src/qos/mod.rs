@@ -127,7 +127,7 @@ impl Qos {
 
     /// Whether lanes are above their base or wait, so that order matters.
     #[inline]
-    pub(crate) fn somebody_bursts(&self) -> bool {
+    pub(crate) fn any_bursts(&self) -> bool {
         (self.admission.as_ref()).is_some_and(|a| a.contended)
     }
 
@@ -156,7 +156,7 @@ impl Qos {
     }
 
     /// Whether a command may begin; a recovered one always may.
-    pub(crate) fn admit_recovered(&mut self, io: &Io, recovered: &RecoveredIo) -> bool {
+    pub(crate) fn admit_during_recovery(&mut self, io: &Io, recovered: &RecoveredIo) -> bool {
         self.admission.is_none()
             || recovered.any() && recovered.is_recovered(io.record)
             || self.admit_op(io.lane, &io.op)
@@ -184,7 +184,7 @@ impl Qos {
         if let Some(admission) = &mut self.admission {
             self.throttled.count(io, lanes, false);
             admission.count_over(io, lanes, now_ns);
-            begins_to_move(io, now_ns);
+            now_at_devices(io, now_ns);
         }
     }
 
@@ -281,7 +281,7 @@ impl Admission {
 }
 
 /// The time from here on is the devices'.
-pub(crate) fn begins_to_move(io: &mut Io, now_ns: u64) {
-    io.stage = Stage::Moving;
+pub(crate) fn now_at_devices(io: &mut Io, now_ns: u64) {
+    io.stage = Stage::AtDevices;
     io.started_ns = io.started_ns.max(now_ns);
 }

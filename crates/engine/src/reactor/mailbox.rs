@@ -43,7 +43,7 @@ pub(crate) enum Post {
     RemoveLane(LaneIndex, ExportId, u64),
     Volume(Arc<Volume>),
     /// The owner's message about space.
-    Space(engine_side::Post),
+    Space(engine_side::ProtocolPost),
     Frontend(FrontendMessage),
     /// A dead engine's state, taken over in one turn.
     Inherit(Vec<FrontendMessage>),
@@ -51,7 +51,7 @@ pub(crate) enum Post {
     Stop,
 }
 
-pub(crate) struct ToReactor {
+pub(crate) struct ControlEnd {
     posts: Producer<Post>,
     upcalls: Consumer<Upcall>,
     overflow: VecDeque<Post>,
@@ -60,7 +60,7 @@ pub(crate) struct ToReactor {
     wake: Arc<OwnedFd>,
 }
 
-pub(crate) struct ToControl {
+pub(crate) struct ReactorEnd {
     posts: Consumer<Post>,
     upcalls: Producer<Upcall>,
     heard_ns: Arc<AtomicU64>,
@@ -69,13 +69,13 @@ pub(crate) struct ToControl {
     control: ControlBell,
 }
 
-pub(crate) fn mailbox(control: ControlBell) -> io::Result<(ToReactor, ToControl)> {
+pub(crate) fn mailbox(control: ControlBell) -> io::Result<(ControlEnd, ReactorEnd)> {
     let (post_in, post_out) = RingBuffer::new(RING_ENTRIES);
     let (up_in, up_out) = RingBuffer::new(RING_ENTRIES);
     let asleep = Arc::new(Sleeper::default());
     let wake = Arc::new(eventfd()?);
     let heard_ns = Arc::<AtomicU64>::default();
-    let reactor = ToControl {
+    let reactor = ReactorEnd {
         posts: post_out,
         upcalls: up_in,
         heard_ns: heard_ns.clone(),
@@ -84,7 +84,7 @@ pub(crate) fn mailbox(control: ControlBell) -> io::Result<(ToReactor, ToControl)
         control,
     };
     Ok((
-        ToReactor {
+        ControlEnd {
             posts: post_in,
             upcalls: up_out,
             overflow: VecDeque::new(),
@@ -96,7 +96,7 @@ pub(crate) fn mailbox(control: ControlBell) -> io::Result<(ToReactor, ToControl)
     ))
 }
 
-impl ToReactor {
+impl ControlEnd {
     pub(crate) fn post(&mut self, post: Post) {
         self.queue(post);
         self.flush();
@@ -143,7 +143,7 @@ impl ToReactor {
     }
 }
 
-impl ToControl {
+impl ReactorEnd {
     #[inline]
     pub(crate) fn next(&mut self) -> Option<Post> {
         self.posts.pop().ok()

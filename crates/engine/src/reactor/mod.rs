@@ -15,7 +15,7 @@ use crate::core::{Core, monotonic_ns};
 use crate::frontend::Frontend;
 use crate::upcall::Upcall;
 use forebay_xlate::boundary::region::{MAX_SLEEP_NS, bump};
-use mailbox::{Post, ToControl};
+use mailbox::{Post, ReactorEnd};
 pub(crate) use sockets::Sockets;
 use spin::Spin;
 use std::sync::atomic::Ordering::Relaxed;
@@ -40,7 +40,7 @@ pub(crate) struct Reactor {
     pub core: Core,
     /// Protocols, in the order in which a turn polls them.
     pub frontends: Vec<Box<dyn Frontend>>,
-    pub mailbox: ToControl,
+    pub mailbox: ReactorEnd,
     pub sockets: Sockets,
 }
 

@@ -58,16 +58,16 @@ impl Reactor {
         }
     }
 
-    fn handle_space(&mut self, post: engine_side::Post) {
+    fn handle_space(&mut self, post: engine_side::ProtocolPost) {
         let core = &mut self.core;
         match post {
-            engine_side::Post::Granted(volume, range) => {
+            engine_side::ProtocolPost::Granted(volume, range) => {
                 core.fault_answered(volume, range, Answer::Granted)
             }
-            engine_side::Post::FaultFailed(volume, range, write, reason) => {
+            engine_side::ProtocolPost::FaultFailed(volume, range, write, reason) => {
                 core.fault_answered(volume, range, Answer::Failed { write, reason });
             }
-            engine_side::Post::Revoke {
+            engine_side::ProtocolPost::Revoke {
                 revoke,
                 volume,
                 range,
@@ -75,22 +75,22 @@ impl Reactor {
             } => core
                 .slices
                 .revoke(revoke, volume, range, keep, &mut core.upcalls),
-            engine_side::Post::Abandon(revoke) => core.slices.abandon(revoke),
-            engine_side::Post::Settle(job, device) => core.settle(job, device),
-            engine_side::Post::Committed(volume) => core.commit_ended(volume, Ok(())),
-            engine_side::Post::CommitFailed(volume, sequence) => {
+            engine_side::ProtocolPost::Abandon(revoke) => core.slices.abandon(revoke),
+            engine_side::ProtocolPost::Settle(job, device) => core.settle(job, device),
+            engine_side::ProtocolPost::Committed(volume) => core.commit_ended(volume, Ok(())),
+            engine_side::ProtocolPost::CommitFailed(volume, sequence) => {
                 core.commit_ended(volume, Err(sequence))
             }
-            engine_side::Post::ReleaseDone(io, generation, extents) => {
+            engine_side::ProtocolPost::ReleaseDone(io, generation, extents) => {
                 core.release_ended(io, generation, Released::Done(extents));
             }
-            engine_side::Post::ReleaseFailed(io, generation) => {
+            engine_side::ProtocolPost::ReleaseFailed(io, generation) => {
                 core.release_ended(io, generation, Released::Failed)
             }
-            engine_side::Post::ReleaseAbandoned(io, generation) => {
+            engine_side::ProtocolPost::ReleaseAbandoned(io, generation) => {
                 core.release_ended(io, generation, Released::Abandoned)
             }
-            engine_side::Post::Job(job, work) => core.jobs.start(job, work),
+            engine_side::ProtocolPost::Job(job, work) => core.jobs.start(job, work),
         }
     }
 

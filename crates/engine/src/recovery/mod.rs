@@ -11,7 +11,7 @@
 //! Command Interrupted, which the host may retry. Two reads never conflict. A flush never waits: it
 //! covers only acknowledged writes. An empty list costs one load and a branch.
 //!
-//! Spans without a command record are noted for the whole reactor ([`RecoveredIo::leave_spans`]); a
+//! Spans without a command record are noted for the whole reactor ([`RecoveredIo::mark_spans_for_successor`]); a
 //! successor then makes every command wait for the fence. **Not here:** the choice of recovered
 //! commands (the take-over), and the wait for the fence (the control thread).
 
@@ -29,7 +29,7 @@ use std::sync::atomic::compiler_fence;
 
 /// Devices whose fence must have passed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Devices {
+pub(crate) enum FenceSet {
     /// None: the command never reached a device.
     None,
     /// One device.
@@ -39,7 +39,7 @@ pub(crate) enum Devices {
     Among(u8),
 }
 
-impl Devices {
+impl FenceSet {
     /// Every served or expected device.
     pub(crate) const ALL: Self = Self::Among(u8::MAX);
 }
@@ -54,7 +54,7 @@ pub(crate) struct RecoveredSpan {
     /// Whether the operation may change these bytes.
     pub write: bool,
     /// Devices that it may have reached.
-    pub devices: Devices,
+    pub devices: FenceSet,
     /// The command that will be started for it; with several ranges it has consecutive spans.
     /// `None`: it is not repeated and ends with the fence.
     pub command: Option<CommandRef>,
@@ -72,7 +72,7 @@ pub(crate) enum Of {
 pub(crate) struct Span {
     pub(crate) bytes: Range<u64>,
     pub(crate) write: bool,
-    pub(crate) devices: Devices,
+    pub(crate) devices: FenceSet,
     pub(crate) of: Of,
     /// The VM whose memory it may access until its fence.
     pub(crate) vm: Option<LaneIndex>,
@@ -180,7 +180,7 @@ impl RecoveredIo {
 
     fn is_fencing(&self) -> bool {
         let mut spans = self.volumes.values().flat_map(|v| &v.spans);
-        spans.any(|span| span.devices != Devices::None)
+        spans.any(|span| span.devices != FenceSet::None)
     }
 
     /// Removes spans whose command ended or will never begin; true if any.
@@ -195,7 +195,7 @@ impl RecoveredIo {
             }
             any = true;
             span.of = Of::Nobody;
-            span.devices != Devices::None
+            span.devices != FenceSet::None
         });
         of_volume.freed |= any;
         self.check |= any;
@@ -221,7 +221,7 @@ impl RecoveredIo {
             Some(vm) => vm == lane,
             None => span.of == Of::Nobody,
         };
-        spans.any(|span| may_be(span) && span.devices != Devices::None)
+        spans.any(|span| may_be(span) && span.devices != FenceSet::None)
     }
 
     fn recover_for(&mut self, vm: Option<LaneIndex>, recovered: &[RecoveredSpan]) {
@@ -234,20 +234,20 @@ impl RecoveredIo {
                 of: new.command.map_or(Of::Nobody, Of::Command),
                 number: 0,
             };
-            if span.of == Of::Nobody && span.devices == Devices::None {
+            if span.of == Of::Nobody && span.devices == FenceSet::None {
                 continue;
             }
             let nobodys = span.of == Of::Nobody;
             self.push(new.volume, span);
             if nobodys {
-                self.leave_spans();
+                self.mark_spans_for_successor();
             }
         }
     }
 
     /// Call it when a command's spans still wait for a fence, but it has no record or its record is
     /// about to be freed.
-    pub(crate) fn leave_spans(&self) {
+    pub(crate) fn mark_spans_for_successor(&self) {
         if self.any() && self.is_fencing() {
             self.record.orphans.store(1, Relaxed);
             // The store must precede the freeing of the record.
@@ -275,7 +275,7 @@ impl RecoveredIo {
         for of_volume in volumes.values_mut() {
             of_volume.spans.retain_mut(|span| {
                 span.devices = self.still_to_pass(span.devices);
-                span.devices != Devices::None || span.of != Of::Nobody
+                span.devices != FenceSet::None || span.of != Of::Nobody
             });
             of_volume.freed = true;
         }
@@ -287,12 +287,12 @@ impl RecoveredIo {
     }
 
     /// Removes the devices whose fence has passed.
-    fn still_to_pass(&self, devices: Devices) -> Devices {
+    fn still_to_pass(&self, devices: FenceSet) -> FenceSet {
         let fenced = &self.fenced;
         let passed = match devices {
-            Devices::None => true,
-            Devices::One(device) => fenced[usize::from(device.0)],
-            Devices::Among(bits) => {
+            FenceSet::None => true,
+            FenceSet::One(device) => fenced[usize::from(device.0)],
+            FenceSet::Among(bits) => {
                 let mut each = self.served.iter().zip(&self.expected).zip(fenced);
                 let mut others = (0..u8::BITS).cycle().map(|number| bits >> number & 1 == 0);
                 each.all(|((served, expected), fenced)| {
@@ -301,13 +301,13 @@ impl RecoveredIo {
                 })
             }
         };
-        if passed { Devices::None } else { devices }
+        if passed { FenceSet::None } else { devices }
     }
 
     /// A queue's connection closed: its commands end or become spans in this turn, before the next
     /// command begins.
     pub(crate) fn orphan(&mut self, queue: u32) {
-        self.leave_spans();
+        self.mark_spans_for_successor();
         if let Some(closed) = self.closed.get_mut(queue as usize) {
             *closed = true;
             self.any_closed = true;
@@ -317,7 +317,7 @@ impl RecoveredIo {
 
     /// Like [`RecoveredIo::orphan`], for all commands of a lane whose VM detached or was reset.
     pub(crate) fn orphan_vm(&mut self, lane: LaneIndex) {
-        self.leave_spans();
+        self.mark_spans_for_successor();
         if let Some(left) = self.left.get_mut(lane.0 as usize) {
             *left = true;
             self.any_closed = true;
@@ -333,7 +333,7 @@ impl RecoveredIo {
     }
 
     /// Makes spans of writes that closed connections and VMs have at devices.
-    pub(crate) fn leave(&mut self, mut closed: Closed, slab: &Slab, lanes: &Lanes) {
+    pub(crate) fn add_spans_of_closed(&mut self, mut closed: Closed, slab: &Slab, lanes: &Lanes) {
         let known: Vec<VolumeId> = self.volumes.keys().copied().collect();
         for volume in known {
             self.ended(
@@ -361,7 +361,7 @@ impl RecoveredIo {
     }
 
     /// A command begins with its recovered spans; true if there were any.
-    pub(crate) fn adopt(&mut self, index: u32, io: &Io, lanes: &Lanes) -> bool {
+    pub(crate) fn assign_spans(&mut self, index: u32, io: &Io, lanes: &Lanes) -> bool {
         // A flush may be the first half of a recovered command, so its span stays.
         if io.op == IoOp::Flush {
             return false;
@@ -418,7 +418,7 @@ impl RecoveredIo {
         let writes = io.op.writes();
         let mut older = true;
         of_volume.spans.iter().any(|span| {
-            let fencing = span.devices != Devices::None;
+            let fencing = span.devices != FenceSet::None;
             if span.of == Of::Io(index) {
                 // The spans after its own are younger.
                 older = false;
@@ -444,7 +444,7 @@ impl RecoveredIo {
             of == Of::Io(index) || failed && of == Of::Command(record)
         });
         if any && failed {
-            self.leave_spans();
+            self.mark_spans_for_successor();
         }
         if any {
             kill_point!("over.reexecuted");
@@ -453,7 +453,7 @@ impl RecoveredIo {
 
     #[cold]
     pub(crate) fn refused(&mut self, record: CommandRef) {
-        self.leave_spans();
+        self.mark_spans_for_successor();
         self.answered(record);
     }
 
@@ -511,7 +511,7 @@ impl Span {
         Self {
             bytes,
             write: true,
-            devices: Devices::None,
+            devices: FenceSet::None,
             of: Of::Io(index),
             vm: None,
             number: 0,

@@ -6,7 +6,7 @@
 //! reads the kernel's counters ([`counters`]). Then it writes the rest of the work into its own
 //! region. Until `Resume` nothing else changes, so it can be replaced; then reactors get their
 //! [`InheritedPart`]s. The dead region is untrusted; damage closes only its own association. **Not
-//! here:** fences ([`crate::core`]), blame (the daemon).
+//! here:** fences ([`crate::control`], [`crate::recovery`]), blame (the daemon).
 
 mod closing;
 pub(crate) mod counters;
@@ -30,7 +30,7 @@ pub(crate) use types::{
     Inheritance, InheritedCommand, InheritedController, InheritedPart, InheritedQueue, Next,
 };
 
-use crate::core::Devices;
+use crate::core::FenceSet;
 use crate::exports::Served;
 use crate::lane::LaneIndex;
 use crate::memory::OldMemory;

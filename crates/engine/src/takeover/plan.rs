@@ -9,7 +9,7 @@ use super::counters::{NoFacts, SocketFacts};
 use super::queue::{Converted, convert_queue};
 use super::snapshot::OldQueue;
 use super::spans::Spans;
-use super::{Closing, Devices, Next, OldBytes, ServedLane, ServedLanes};
+use super::{Closing, FenceSet, Next, OldBytes, ServedLane, ServedLanes};
 use crate::frontend::nvme_tcp::{controller_config, params_of_word};
 use forebay_nvme::controller::{Controller, ControllerState};
 use forebay_xlate::boundary::message::{Blamed, ExportId};
@@ -326,7 +326,7 @@ fn event_requests(state: &mut ControllerState, admin: &mut Converted) {
         } else {
             command.state = command.state.with_stage(CommandStage::Taken);
             *next = Next::Begin {
-                fenced: Devices::None,
+                fenced: FenceSet::None,
             };
         }
     }

@@ -8,7 +8,7 @@ use super::counters::SocketFacts;
 use super::items::{Sent, split};
 use super::snapshot::{OldCommand, OldQueue};
 use super::stream::{Stretch, gather};
-use super::{Damage, Devices, MAX_ATTEMPTS, Next, OldBytes};
+use super::{Damage, FenceSet, MAX_ATTEMPTS, Next, OldBytes};
 use forebay_nvme::io::{FUSE_FIRST, FUSE_SECOND};
 use forebay_nvme::tcp::DIGEST_BYTES;
 use forebay_xlate::DeviceIndex;
@@ -320,10 +320,10 @@ fn pairs(commands: &[(OldCommand, Next)]) -> Result<(), Damage> {
 }
 
 /// Where a dead engine may still work on a command.
-pub(super) fn devices(command: &OldCommand) -> Devices {
+pub(super) fn devices(command: &OldCommand) -> FenceSet {
     match (command.state.submitted_ever(), command.state.device()) {
-        (false, _) => Devices::None,
-        (true, Some(device)) => Devices::One(DeviceIndex(device)),
-        (true, None) => Devices::Among(command.state.devices()),
+        (false, _) => FenceSet::None,
+        (true, Some(device)) => FenceSet::One(DeviceIndex(device)),
+        (true, None) => FenceSet::Among(command.state.devices()),
     }
 }

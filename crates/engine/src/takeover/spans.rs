@@ -9,7 +9,7 @@ use super::plan::PlannedQueue;
 use super::queue::devices;
 use super::snapshot::{OldCommand, commands};
 use super::{Next, OldBytes, ServedLane, ServedLanes};
-use crate::core::{CommandRef, Devices, RecoveredSpan};
+use crate::core::{CommandRef, FenceSet, RecoveredSpan};
 use crate::frontend::nvme_tcp::{MDTS_BYTES, NSID};
 use forebay_nvme::io::{self, FUSE_FIRST, FUSE_SECOND, IoCommand, NamespaceGeometry};
 use forebay_xlate::VolumeId;
@@ -108,7 +108,7 @@ impl Spans {
                 volume,
                 bytes: 0..u64::MAX,
                 write: true,
-                devices: Devices::ALL,
+                devices: FenceSet::ALL,
                 command: None,
             },
         });

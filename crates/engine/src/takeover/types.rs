@@ -5,7 +5,7 @@
 use super::closing::Closing;
 use crate::associations::Association;
 use crate::core::staging::StagingBuffer;
-use crate::core::{Devices, RecoveredSpan};
+use crate::core::{FenceSet, RecoveredSpan};
 use crate::frontend::vm::NewVm;
 use crate::lane::LaneIndex;
 use crate::listener::ListenerTarget;
@@ -21,9 +21,9 @@ use std::sync::Arc;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Next {
     /// Starts again after the fence of these devices. Without buffer, it asks the host for data.
-    Begin { fenced: Devices },
+    Begin { fenced: FenceSet },
     /// A fused pair's second whose compare has passed: writes after the fence.
-    Passed { fenced: Devices },
+    Passed { fenced: FenceSet },
     /// The host sends data for an R2T.
     Data {
         /// Data received.

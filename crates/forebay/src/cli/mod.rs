@@ -154,7 +154,7 @@ pub(crate) enum TenantCommand {
         /// Save up to this much unused base as credit, and burst only from credit, e.g. 60s or 10m
         #[arg(long, value_name = "TIME", value_parser = parse_seconds, conflicts_with_all = ["metered", "none"])]
         credit: Option<u32>,
-        /// Burst whenever resources are free, and count use above the base [default]
+        /// Burst whenever resources are free, and count use above the base (the default)
         #[arg(long, conflicts_with = "none")]
         metered: bool,
     },

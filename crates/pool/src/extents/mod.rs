@@ -198,7 +198,7 @@ impl DeviceExtents {
             + self.count(ExtentState::Freed)
     }
 
-    fn mark_moved(&mut self, run: DeviceRun) {
+    fn mark_allocated(&mut self, run: DeviceRun) {
         if let Some(moved) = &mut self.moved {
             for at in run.first.0..run.end() {
                 moved[(at / 64) as usize] |= 1 << (at % 64);
@@ -277,7 +277,7 @@ impl Extents {
     /// The run must exist.
     pub(crate) fn set(&mut self, run: DeviceRun, state: ExtentState) {
         let device = &mut self.devices[usize::from(run.device.0)];
-        device.mark_moved(run);
+        device.mark_allocated(run);
         for at in run.first.0..run.end() {
             let byte = &mut device.states[at as usize];
             let before = ExtentState::from_memory(*byte);
@@ -294,9 +294,9 @@ impl Extents {
     }
 
     /// A run changed hands without changing its state.
-    pub(crate) fn mark_moved(&mut self, run: DeviceRun) {
+    pub(crate) fn mark_allocated(&mut self, run: DeviceRun) {
         if let Some(device) = self.devices.get_mut(usize::from(run.device.0)) {
-            device.mark_moved(run);
+            device.mark_allocated(run);
         }
     }
 

@@ -6,7 +6,7 @@ use crate::{
     records::{ExportId, ExportRecord, NewExport, TenantRecord, VolumeRecord},
     uuid::Uuid,
 };
-use forebay_xlate::boundary::message::{Frontend, MAX_VM_QUEUES};
+use forebay_xlate::boundary::message::{FrontendKind, MAX_VM_QUEUES};
 use forebay_xlate::types::VolumeId;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -133,7 +133,7 @@ impl Exports {
                 }
             }));
         }
-        if let Frontend::VhostUser { queues, .. } = new.frontend
+        if let FrontendKind::VhostUser { queues, .. } = new.frontend
             && !(1..=MAX_VM_QUEUES).contains(&queues)
         {
             return Err(PoolError::invalid(format!(

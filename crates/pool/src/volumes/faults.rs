@@ -135,7 +135,7 @@ impl Volumes {
         target.map.insert(logical, run.device, run.first.0);
         target.pending.add(logical, run.device, seq);
         target.used += 1;
-        allocator.extents.mark_moved(run);
+        allocator.extents.mark_allocated(run);
         self.next_seq += 1;
         Ok(Some(FaultAnswer::Allocated {
             device: run.device,

@@ -85,7 +85,7 @@ impl Volumes {
             .pending
             .add_run(first..first + run.count, run.device, seq);
         target.used += run.count;
-        allocator.extents.mark_moved(run);
+        allocator.extents.mark_allocated(run);
         self.next_seq += 1;
         Ok(Some(Around {
             first: ExtentIndex(first),

@@ -54,7 +54,7 @@ pub struct Scheduler {
     bases_fit: [bool; 2],
     /// Processor time used of the next window.
     overdrawn_ns: i32,
-    somebody_bursts: bool,
+    any_bursts: bool,
     publishes: bool,
     /// The largest base of each resource here.
     largest: Each,
@@ -101,7 +101,7 @@ impl Scheduler {
             wants_processor: false,
             bases_fit: [false; 2],
             overdrawn_ns: 0,
-            somebody_bursts: false,
+            any_bursts: false,
             publishes: false,
             largest: Each::ZERO,
             ledger: ledger.clone(),
@@ -384,8 +384,8 @@ impl Scheduler {
 
     /// Whether any tenant used more than its base in the last window.
     #[must_use]
-    pub fn somebody_bursts(&self) -> bool {
-        self.somebody_bursts
+    pub fn any_bursts(&self) -> bool {
+        self.any_bursts
     }
 
     /// Frees idle processor time if an I/O lacks only that; returns whether one does.

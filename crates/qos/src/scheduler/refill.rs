@@ -187,7 +187,7 @@ impl Scheduler {
         let late = passed.saturating_sub(slept).max(1);
         let late = late.min(LATE_WINDOWS);
         let sums = self.settle_all(passed, late);
-        self.somebody_bursts = sums.bursts;
+        self.any_bursts = sums.bursts;
         self.publishes = sums.publishes;
         let late = if sums.busy { late as f32 } else { 1.0 };
         let (each, scale, left) = self.shares(&sums, late);

@@ -66,7 +66,7 @@ impl Simulation {
         let mut lanes = waiting.chain(came);
         let first = lanes.next();
         let alone = lanes.all(|lane| Some(lane) == first);
-        match alone || !reactor.scheduler.somebody_bursts() {
+        match alone || !reactor.scheduler.any_bursts() {
             true => self.quantum_ns.max(ALONE_TURN_NS),
             false => self.quantum_ns,
         }

@@ -62,7 +62,7 @@ pub enum Held {
     Socket(u64),
     /// A VM's listener. Descriptor: its socket.
     VmListener(ExportId),
-    /// A VM. Descriptors: its socket and its machine file.
+    /// A VM. Descriptors: its socket and its VM file.
     Vm(u64, ExportId),
     /// Deposits of the last VM. Descriptors: one each, in order.
     Deposits(Vec<u32>),
@@ -94,7 +94,7 @@ pub enum FromEngine {
         /// The accepting generation << 32 | a counter.
         socket: u64,
     },
-    /// A VM attached. Descriptors, which the daemon keeps: its socket and its machine file.
+    /// A VM attached. Descriptors, which the daemon keeps: its socket and its VM file.
     Vm {
         /// Its number, among those of all sockets.
         socket: u64,

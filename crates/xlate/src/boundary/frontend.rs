@@ -10,7 +10,7 @@ pub const MAX_VM_QUEUES: u16 = 64;
     Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize,
 )]
 #[serde(from = "Written", into = "Written")]
-pub enum Frontend {
+pub enum FrontendKind {
     /// NVMe/TCP: any allowed host, by the listeners.
     #[default]
     NvmeTcp,
@@ -19,7 +19,7 @@ pub enum Frontend {
         /// Doorbells are a shared page, polled while the controller is enabled. Otherwise each
         /// doorbell write that shadow doorbells do not avoid is a message.
         mapped_doorbells: bool,
-        /// See [`Frontend::VhostUser`].
+        /// See [`FrontendKind::VhostUser`].
         pinned_memory: bool,
     },
     /// vhost-user-blk: one VM, or one user-space driver.
@@ -48,11 +48,11 @@ const MAPPED_DOORBELLS: u8 = 1;
 const PINNED_PCIE: u8 = 1 << 1;
 const PINNED: u16 = 1 << 15;
 
-impl From<Frontend> for Written {
-    fn from(frontend: Frontend) -> Self {
+impl From<FrontendKind> for Written {
+    fn from(frontend: FrontendKind) -> Self {
         match frontend {
-            Frontend::NvmeTcp => Self::NvmeTcp,
-            Frontend::NvmePcie {
+            FrontendKind::NvmeTcp => Self::NvmeTcp,
+            FrontendKind::NvmePcie {
                 mapped_doorbells,
                 pinned_memory,
             } => Self::NvmePcie {
@@ -62,7 +62,7 @@ impl From<Frontend> for Written {
                     0
                 } | if pinned_memory { PINNED_PCIE } else { 0 },
             },
-            Frontend::VhostUser {
+            FrontendKind::VhostUser {
                 queues,
                 pinned_memory,
             } => Self::VhostUser {
@@ -72,7 +72,7 @@ impl From<Frontend> for Written {
     }
 }
 
-impl From<Written> for Frontend {
+impl From<Written> for FrontendKind {
     fn from(written: Written) -> Self {
         match written {
             Written::NvmeTcp => Self::NvmeTcp,
@@ -88,7 +88,7 @@ impl From<Written> for Frontend {
     }
 }
 
-impl Frontend {
+impl FrontendKind {
     /// Whether it serves one VM, by its own socket.
     pub const fn is_vm(self) -> bool {
         !matches!(self, Self::NvmeTcp)
@@ -137,7 +137,7 @@ mod tests {
     #[test]
     fn each_has_a_word_of_its_own() {
         let all = [
-            Frontend::NvmeTcp,
+            FrontendKind::NvmeTcp,
             pcie(false, false),
             pcie(true, false),
             pcie(false, true),
@@ -151,7 +151,7 @@ mod tests {
         assert!(!words.contains(&0));
         for frontend in all {
             let bytes = postcard::to_allocvec(&frontend).expect("encodes");
-            assert_eq!(postcard::from_bytes::<Frontend>(&bytes), Ok(frontend));
+            assert_eq!(postcard::from_bytes::<FrontendKind>(&bytes), Ok(frontend));
         }
     }
 
@@ -176,15 +176,15 @@ mod tests {
         }
     }
 
-    fn pcie(mapped_doorbells: bool, pinned_memory: bool) -> Frontend {
-        Frontend::NvmePcie {
+    fn pcie(mapped_doorbells: bool, pinned_memory: bool) -> FrontendKind {
+        FrontendKind::NvmePcie {
             mapped_doorbells,
             pinned_memory,
         }
     }
 
-    fn vhost(queues: u16, pinned_memory: bool) -> Frontend {
-        Frontend::VhostUser {
+    fn vhost(queues: u16, pinned_memory: bool) -> FrontendKind {
+        FrontendKind::VhostUser {
             queues,
             pinned_memory,
         }

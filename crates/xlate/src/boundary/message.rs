@@ -12,7 +12,7 @@
 //! [`FromEngine::Deposits`]). The engine acts on their message after [`ToEngine::Deposited`].
 
 pub use super::from_engine::{Blamed, FaultFailure, FromEngine, Held};
-pub use super::frontend::{Frontend, MAX_VM_QUEUES};
+pub use super::frontend::{FrontendKind, MAX_VM_QUEUES};
 pub use super::parts::*;
 use crate::types::{DeviceIndex, ExtentRange, Rights, VolumeId};
 use forebay_nvme::reservation::Reservations;
@@ -293,7 +293,7 @@ pub enum ToEngine {
         /// At most [`MAX_DESCRIPTORS`](super::socket::MAX_DESCRIPTORS).
         sockets: Vec<u64>,
     },
-    /// A VM of the dead engine. Descriptors: its socket and machine file.
+    /// A VM of the dead engine. Descriptors: its socket and VM file.
     Vm {
         /// The socket's number.
         socket: u64,

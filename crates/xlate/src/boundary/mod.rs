@@ -12,7 +12,7 @@ pub mod region;
 pub mod scheduling;
 pub mod socket;
 
-/// The version of machine files (`engine::vm::file`).
+/// The version of VM files (`engine::frontend::vm::file`).
 pub const VM_FILE_VERSION: u64 = 3;
 /// The layout version of the engine's memory file (`engine::memory`).
 pub const MEMORY_VERSION: u64 = 1;

@@ -1,6 +1,6 @@
 //! Data in the messages between daemon and engine.
 
-use super::frontend::Frontend;
+use super::frontend::FrontendKind;
 use crate::types::{DeviceIndex, ExtentRange, VolumeId};
 pub use forebay_qos::budget::{Budget, Burst, Rate};
 pub use forebay_qos::spread::Spread;
@@ -60,7 +60,7 @@ pub struct ExportConfig {
     /// Whether every host may connect.
     pub any_host: bool,
     /// The frontend, which never changes.
-    pub frontend: Frontend,
+    pub frontend: FrontendKind,
 }
 
 /// A path's state: the asymmetric namespace access states that operators may choose (Base 2.0,

@@ -21,9 +21,16 @@ use crate::types::{DeviceIndex, ExtentRange, Rights, VolumeId};
 use crate::word::Word;
 use std::collections::{BTreeMap, VecDeque};
 
+fn counted(count: u64, preallocated: u64) -> FromEngine {
+    FromEngine::PreallocatedCounted {
+        count,
+        preallocated,
+    }
+}
+
 /// A post to a reactor.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Post {
+pub enum ProtocolPost {
     /// Faults in the range are answered: translate again.
     Granted(VolumeId, ExtentRange),
     /// Faults in the range, for writing or for reading, failed.
@@ -59,7 +66,7 @@ pub enum Post {
 
 /// A reactor's message to the control thread.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Upcall {
+pub enum ProtocolUpcall {
     /// A translation miss.
     Fault(FaultAsk),
     /// A command waits for a commit.
@@ -92,7 +99,7 @@ pub enum Upcall {
         /// The revoke's number.
         revoke: u64,
     },
-    /// Every request from before [`Post::Settle`] has ended.
+    /// Every request from before [`ProtocolPost::Settle`] has ended.
     Settled {
         /// The job's number.
         job: u64,
@@ -112,7 +119,7 @@ pub enum Effect {
     /// Send this to the owner, if one is connected.
     Say(FromEngine),
     /// Post this to these reactors.
-    Post(ReactorSet, Post),
+    Post(ReactorSet, ProtocolPost),
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -195,7 +202,8 @@ impl EngineSide {
                 reason,
             } => {
                 let asked = self.faults.failed(volume, range, write);
-                self.post(asked, Post::FaultFailed(volume, range, write, reason), out);
+                let post = ProtocolPost::FaultFailed(volume, range, write, reason);
+                self.post(asked, post, out);
             }
             ToEngine::Revoke {
                 revoke,
@@ -230,28 +238,25 @@ impl EngineSide {
             } => {
                 range.count = range.count.min(MAX_TAKE_BACK);
                 let preallocated = words.count_preallocated(volume, range);
-                out.push(Effect::Say(FromEngine::PreallocatedCounted {
-                    count,
-                    preallocated,
-                }));
+                out.push(Effect::Say(counted(count, preallocated)));
             }
             ToEngine::Abandon { revoke } => self.abandon(revoke, out),
             ToEngine::Committed { volume, sequence } => {
                 words.committed(volume, sequence);
                 self.commit_answered(volume, sequence);
-                self.post(all, Post::Committed(volume), out);
+                self.post(all, ProtocolPost::Committed(volume), out);
             }
             ToEngine::CommitFailed { volume, sequence } => {
                 self.commit_answered(volume, sequence);
-                self.post(all, Post::CommitFailed(volume, sequence), out);
+                self.post(all, ProtocolPost::CommitFailed(volume, sequence), out);
             }
             ToEngine::ReleaseDone { release } => {
                 let done =
-                    |open: &OpenRelease| Post::ReleaseDone(open.io, open.generation, open.extents);
+                    |r: &OpenRelease| ProtocolPost::ReleaseDone(r.io, r.generation, r.extents);
                 self.release_ended(release, done, out);
             }
             ToEngine::ReleaseFailed { release } => {
-                let failed = |open: &OpenRelease| Post::ReleaseFailed(open.io, open.generation);
+                let failed = |r: &OpenRelease| ProtocolPost::ReleaseFailed(r.io, r.generation);
                 self.release_ended(release, failed, out);
             }
             ToEngine::Job { job, work } => self.begin_job(job, work, out),
@@ -260,7 +265,7 @@ impl EngineSide {
         None
     }
 
-    fn post(&self, who: ReactorSet, post: Post, out: &mut Vec<Effect>) {
+    fn post(&self, who: ReactorSet, post: ProtocolPost, out: &mut Vec<Effect>) {
         if !who.is_empty() {
             out.push(Effect::Post(who, post));
         }
@@ -269,7 +274,7 @@ impl EngineSide {
     fn release_ended(
         &mut self,
         release: u64,
-        post: impl FnOnce(&OpenRelease) -> Post,
+        post: impl FnOnce(&OpenRelease) -> ProtocolPost,
         out: &mut Vec<Effect>,
     ) {
         if let Some(open) = self.releases.remove(&release) {
@@ -289,7 +294,7 @@ impl EngineSide {
         while self.draining.len() < self.max_drains
             && let Some(open) = self.held.pop_front()
         {
-            let post = Post::Revoke {
+            let post = ProtocolPost::Revoke {
                 revoke: open.revoke,
                 volume: open.volume,
                 range: open.range,
@@ -311,7 +316,7 @@ impl EngineSide {
             open.aged = true;
         }
         for mut open in aged {
-            self.post(open.waiting, Post::Abandon(open.revoke), out);
+            self.post(open.waiting, ProtocolPost::Abandon(open.revoke), out);
             open.aged = false;
             self.held.push_back(open);
         }
@@ -331,7 +336,7 @@ impl EngineSide {
         self.held.retain(|held| held.revoke != revoke);
         if let Some(at) = self.draining.iter().position(|open| open.revoke == revoke) {
             let open = self.draining.remove(at);
-            self.post(open.waiting, Post::Abandon(revoke), out);
+            self.post(open.waiting, ProtocolPost::Abandon(revoke), out);
             self.post_revokes(out);
         }
     }
@@ -344,7 +349,7 @@ impl EngineSide {
             let (volume, range) = (grant.volume, grant.range);
             let writable = Word::from_bits(grant.word).claimed().writable();
             let asked = self.faults.granted(volume, range, writable);
-            self.post(asked, Post::Granted(volume, range), out);
+            self.post(asked, ProtocolPost::Granted(volume, range), out);
         }
     }
 
@@ -381,9 +386,12 @@ impl EngineSide {
             return;
         }
         let (who, post) = match work {
-            Job::Settle { device } => (ReactorSet::first(self.reactors), Post::Settle(job, device)),
+            Job::Settle { device } => (
+                ReactorSet::first(self.reactors),
+                ProtocolPost::Settle(job, device),
+            ),
             // The internal lane runs on reactor 0.
-            _ => (ReactorSet::one(0), Post::Job(job, work)),
+            _ => (ReactorSet::one(0), ProtocolPost::Job(job, work)),
         };
         self.jobs.insert(job, (work, who));
         self.post(who, post, out);
@@ -402,7 +410,7 @@ impl EngineSide {
         let range = ExtentRange::new(extent, 1);
         if access(word, write) != Lookup::Park {
             // The grant came meanwhile.
-            self.post(back, Post::Granted(volume, range), out);
+            self.post(back, ProtocolPost::Granted(volume, range), out);
             return;
         }
         match self.faults.want(volume, extent, write, reactor) {
@@ -410,7 +418,7 @@ impl EngineSide {
             Wanted::Asked => {}
             Wanted::Refused => {
                 self.refused += 1;
-                let post = Post::FaultFailed(volume, range, write, FaultFailure::Busy);
+                let post = ProtocolPost::FaultFailed(volume, range, write, FaultFailure::Busy);
                 self.post(back, post, out);
             }
         }
@@ -420,23 +428,23 @@ impl EngineSide {
     pub fn upcall(
         &mut self,
         reactor: usize,
-        upcall: Upcall,
+        upcall: ProtocolUpcall,
         words: &impl Words,
         out: &mut Vec<Effect>,
     ) {
         let back = ReactorSet::one(reactor);
         match upcall {
-            Upcall::Fault(ask) => self.want(reactor, ask, words, out),
-            Upcall::CommitWanted { volume, sequence } => {
+            ProtocolUpcall::Fault(ask) => self.want(reactor, ask, words, out),
+            ProtocolUpcall::CommitWanted { volume, sequence } => {
                 if words.is_committed(volume, sequence) {
-                    self.post(back, Post::Committed(volume), out);
+                    self.post(back, ProtocolPost::Committed(volume), out);
                     return;
                 }
                 let wanted = self.commits.entry(volume).or_default();
                 *wanted = sequence.max(*wanted);
                 out.push(Effect::Say(FromEngine::CommitWanted { volume, sequence }));
             }
-            Upcall::Release {
+            ProtocolUpcall::Release {
                 io,
                 generation,
                 volume,
@@ -460,7 +468,7 @@ impl EngineSide {
                     range,
                 }));
             }
-            Upcall::AbandonRelease { io, generation } => {
+            ProtocolUpcall::AbandonRelease { io, generation } => {
                 let ours = |r: &OpenRelease| {
                     r.reactor == reactor && r.io == io && r.generation == generation
                 };
@@ -469,11 +477,11 @@ impl EngineSide {
                     && !release.begun
                 {
                     self.releases.remove(&number);
-                    self.post(back, Post::ReleaseAbandoned(io, generation), out);
+                    self.post(back, ProtocolPost::ReleaseAbandoned(io, generation), out);
                 }
             }
-            Upcall::Drained { revoke } => self.drained(reactor, revoke, out),
-            Upcall::Settled { job } => {
+            ProtocolUpcall::Drained { revoke } => self.drained(reactor, revoke, out),
+            ProtocolUpcall::Settled { job } => {
                 if let Some((Job::Settle { .. }, waiting)) = self.jobs.get_mut(&job) {
                     waiting.remove(reactor);
                     if waiting.is_empty() {
@@ -482,7 +490,7 @@ impl EngineSide {
                     }
                 }
             }
-            Upcall::JobDone { job, errno } => {
+            ProtocolUpcall::JobDone { job, errno } => {
                 self.jobs.remove(&job);
                 out.push(Effect::Say(FromEngine::JobDone { job, errno }));
             }

@@ -70,7 +70,7 @@ impl Rig {
         out
     }
 
-    fn upcall(&mut self, reactor: usize, upcall: Upcall) -> Vec<Effect> {
+    fn upcall(&mut self, reactor: usize, upcall: ProtocolUpcall) -> Vec<Effect> {
         let mut out = Vec::new();
         self.side.upcall(reactor, upcall, &self.words, &mut out);
         self.side.end_turn(&mut out);
@@ -78,7 +78,7 @@ impl Rig {
     }
 
     fn miss(&mut self, reactor: usize, extent: u64, write: bool) -> Vec<Effect> {
-        self.upcall(reactor, Upcall::Fault(ask(extent, write)))
+        self.upcall(reactor, ProtocolUpcall::Fault(ask(extent, write)))
     }
 
     fn revoke(&mut self, revoke: u64, extent: u64, release: Option<u64>) -> Vec<Effect> {
@@ -120,12 +120,12 @@ fn stored() -> Word {
     Word::new(DeviceIndex(0), ExtentIndex(5), Rights::ReadWrite).unwrap()
 }
 
-fn posted(who: usize, post: Post) -> Effect {
+fn posted(who: usize, post: ProtocolPost) -> Effect {
     Effect::Post(ReactorSet::one(who), post)
 }
 
-fn revoke_post(revoke: u64, extent: u64) -> Post {
-    Post::Revoke {
+fn revoke_post(revoke: u64, extent: u64) -> ProtocolPost {
+    ProtocolPost::Revoke {
         revoke,
         volume: V,
         range: ExtentRange::new(extent, 1),
@@ -139,7 +139,7 @@ fn who_asked_is_told_and_nobody_else() {
     assert_eq!(rig.miss(1, 2, true), asked(2, true));
     assert_eq!(rig.miss(1, 2, true), []);
     assert_eq!(rig.miss(2, 2, false), asked(2, false));
-    let granted = Post::Granted(V, ExtentRange::new(2, 1));
+    let granted = ProtocolPost::Granted(V, ExtentRange::new(2, 1));
     assert_eq!(rig.hear(grants(2, Word::HOLE)), [posted(2, granted)]);
     // The write is still open; its failure does not affect reads.
     assert_eq!(rig.miss(2, 2, false), [posted(2, granted)]);
@@ -149,7 +149,8 @@ fn who_asked_is_told_and_nobody_else() {
         write: true,
         reason: FaultFailure::NoSpace,
     };
-    let reported = Post::FaultFailed(V, ExtentRange::new(2, 1), true, FaultFailure::NoSpace);
+    let reported =
+        ProtocolPost::FaultFailed(V, ExtentRange::new(2, 1), true, FaultFailure::NoSpace);
     assert_eq!(rig.hear(failed), [posted(1, reported)]);
     assert_eq!(rig.hear(grants(2, stored())), []);
     assert_eq!(
@@ -164,7 +165,7 @@ fn faults_of_a_turn_are_one_message() {
     let mut rig = Rig::new(1, 4);
     let mut out = Vec::new();
     for extent in 0..8 {
-        let miss = Upcall::Fault(ask(extent, true));
+        let miss = ProtocolUpcall::Fault(ask(extent, true));
         rig.side.upcall(0, miss, &rig.words, &mut out);
     }
     assert_eq!(out, []);
@@ -187,12 +188,12 @@ fn a_revoke_is_acknowledged_when_every_reactor_has_drained() {
     assert_eq!(rig.revoke(9, 3, None), [post]);
     assert_eq!(rig.words.words[3], 0);
     assert_eq!(rig.revoke(9, 3, None), [], "said twice");
-    assert_eq!(rig.upcall(0, Upcall::Drained { revoke: 9 }), []);
-    assert_eq!(rig.upcall(0, Upcall::Drained { revoke: 9 }), []);
+    assert_eq!(rig.upcall(0, ProtocolUpcall::Drained { revoke: 9 }), []);
+    assert_eq!(rig.upcall(0, ProtocolUpcall::Drained { revoke: 9 }), []);
     assert_eq!(rig.side.held().collect::<Vec<_>>(), [Held::Revoke(9)]);
     let done = Effect::Say(FromEngine::RevokeDone { revoke: 9 });
-    assert_eq!(rig.upcall(1, Upcall::Drained { revoke: 9 }), [done]);
-    assert_eq!(rig.upcall(1, Upcall::Drained { revoke: 9 }), []);
+    assert_eq!(rig.upcall(1, ProtocolUpcall::Drained { revoke: 9 }), [done]);
+    assert_eq!(rig.upcall(1, ProtocolUpcall::Drained { revoke: 9 }), []);
 }
 
 #[test]
@@ -202,7 +203,7 @@ fn what_hangs_takes_turns_and_what_was_answered_stays_answered() {
     rig.revoke(1, 3, None);
     assert_eq!(rig.revoke(2, 4, None), [], "held back");
     assert_eq!(rig.words.words[4], 0, "but its words are cleared at once");
-    rig.upcall(0, Upcall::Drained { revoke: 1 });
+    rig.upcall(0, ProtocolUpcall::Drained { revoke: 1 });
     let mut out = Vec::new();
     rig.side.rotate_revokes(&mut out);
     assert_eq!(out, [], "it has a whole turn");
@@ -210,19 +211,22 @@ fn what_hangs_takes_turns_and_what_was_answered_stays_answered() {
     assert_eq!(
         out,
         [
-            posted(1, Post::Abandon(1)),
+            posted(1, ProtocolPost::Abandon(1)),
             Effect::Post(ReactorSet::first(2), revoke_post(2, 4))
         ]
     );
     // A late answer counts.
-    rig.upcall(0, Upcall::Drained { revoke: 2 });
+    rig.upcall(0, ProtocolUpcall::Drained { revoke: 2 });
     let done = |revoke| Effect::Say(FromEngine::RevokeDone { revoke });
     assert_eq!(
-        rig.upcall(1, Upcall::Drained { revoke: 2 }),
+        rig.upcall(1, ProtocolUpcall::Drained { revoke: 2 }),
         [done(2), posted(1, revoke_post(1, 3))],
         "the first comes back, to who has not answered"
     );
-    assert_eq!(rig.upcall(1, Upcall::Drained { revoke: 1 }), [done(1)]);
+    assert_eq!(
+        rig.upcall(1, ProtocolUpcall::Drained { revoke: 1 }),
+        [done(1)]
+    );
     out.clear();
     rig.side.rotate_revokes(&mut out);
     assert_eq!(out, []);
@@ -237,29 +241,32 @@ fn an_abandoned_revoke_makes_room_and_is_not_answered() {
     assert_eq!(rig.hear(ToEngine::Abandon { revoke: 2 }), []);
     assert_eq!(
         rig.hear(ToEngine::Abandon { revoke: 1 }),
-        [posted(0, Post::Abandon(1)), posted(0, revoke_post(3, 5))]
+        [
+            posted(0, ProtocolPost::Abandon(1)),
+            posted(0, revoke_post(3, 5))
+        ]
     );
-    assert_eq!(rig.upcall(0, Upcall::Drained { revoke: 1 }), []);
+    assert_eq!(rig.upcall(0, ProtocolUpcall::Drained { revoke: 1 }), []);
     assert_eq!(rig.side.held().collect::<Vec<_>>(), [Held::Revoke(3)]);
 }
 
 #[test]
 fn a_release_can_be_given_up_until_its_revoke_comes() {
     let mut rig = Rig::new(1, 4);
-    let release = Upcall::Release {
+    let release = ProtocolUpcall::Release {
         io: 4,
         generation: 2,
         volume: V,
         range: ExtentRange::new(1, 1),
     };
-    let abandon = Upcall::AbandonRelease {
+    let abandon = ProtocolUpcall::AbandonRelease {
         io: 4,
         generation: 2,
     };
     rig.upcall(0, release);
     assert_eq!(
         rig.upcall(0, abandon),
-        [posted(0, Post::ReleaseAbandoned(4, 2))]
+        [posted(0, ProtocolPost::ReleaseAbandoned(4, 2))]
     );
     let refused = Effect::Say(FromEngine::RevokeRefused { revoke: 8 });
     rig.hear(grants(1, stored()));
@@ -277,7 +284,7 @@ fn a_release_can_be_given_up_until_its_revoke_comes() {
     ));
     assert_eq!(
         rig.upcall(0, abandon),
-        [posted(0, Post::ReleaseAbandoned(4, 2))]
+        [posted(0, ProtocolPost::ReleaseAbandoned(4, 2))]
     );
 }
 
@@ -287,19 +294,19 @@ fn a_device_is_settled_when_every_reactor_says_so() {
     let work = Job::Settle {
         device: DeviceIndex(3),
     };
-    let post = Post::Settle(6, DeviceIndex(3));
+    let post = ProtocolPost::Settle(6, DeviceIndex(3));
     let message = ToEngine::Job { job: 6, work };
     let all = ReactorSet::first(2);
     assert_eq!(rig.hear(message.clone()), [Effect::Post(all, post)]);
     assert_eq!(rig.hear(message), [], "said twice");
-    assert_eq!(rig.upcall(1, Upcall::Settled { job: 6 }), []);
-    assert_eq!(rig.upcall(1, Upcall::Settled { job: 6 }), []);
+    assert_eq!(rig.upcall(1, ProtocolUpcall::Settled { job: 6 }), []);
+    assert_eq!(rig.upcall(1, ProtocolUpcall::Settled { job: 6 }), []);
     assert_eq!(rig.side.held().collect::<Vec<_>>(), [Held::Job(6, work)]);
     let done = Effect::Say(FromEngine::JobDone {
         job: 6,
         errno: None,
     });
-    assert_eq!(rig.upcall(0, Upcall::Settled { job: 6 }), [done]);
+    assert_eq!(rig.upcall(0, ProtocolUpcall::Settled { job: 6 }), [done]);
     assert_eq!(rig.side.held().count(), 0);
 }
 
@@ -313,7 +320,7 @@ fn without_an_owner_what_is_kept_is_bounded() {
     assert_eq!(r.side.faults_outstanding(), MAX_FAULTS);
     // Beyond the bound, a miss is refused at once.
     let range = ExtentRange::new(MAX_FAULTS as u64, 1);
-    let busy = Post::FaultFailed(V, range, true, FaultFailure::Busy);
+    let busy = ProtocolPost::FaultFailed(V, range, true, FaultFailure::Busy);
     for _ in 0..3 {
         assert_eq!(r.miss(1, range.first, true), [posted(1, busy)]);
     }
@@ -325,7 +332,7 @@ fn without_an_owner_what_is_kept_is_bounded() {
             let range = ExtentRange::new(u64::from(io), 1);
             r.upcall(
                 0,
-                Upcall::Release {
+                ProtocolUpcall::Release {
                     io,
                     generation: hour,
                     volume: V,
@@ -335,7 +342,7 @@ fn without_an_owner_what_is_kept_is_bounded() {
             let sequence = u64::from(hour * 8 + io);
             r.upcall(
                 1,
-                Upcall::CommitWanted {
+                ProtocolUpcall::CommitWanted {
                     volume: V,
                     sequence,
                 },
@@ -344,7 +351,7 @@ fn without_an_owner_what_is_kept_is_bounded() {
         assert_eq!((r.side.releases.len(), r.side.commits.len()), (8, 1));
         for io in 0..8 {
             let generation = hour;
-            r.upcall(0, Upcall::AbandonRelease { io, generation });
+            r.upcall(0, ProtocolUpcall::AbandonRelease { io, generation });
         }
         assert_eq!(r.side.releases.len(), 0);
     }
@@ -372,7 +379,7 @@ fn a_place_ahead_answers_writes_and_is_given_back_unless_it_was_claimed() {
     let mut rig = Rig::new(2, 1);
     let preallocated = |extent| Word::preallocated(DeviceIndex(0), ExtentIndex(extent)).unwrap();
     assert_eq!(rig.miss(1, 2, true), asked(2, true));
-    let granted = Post::Granted(V, ExtentRange::new(2, 1));
+    let granted = ProtocolPost::Granted(V, ExtentRange::new(2, 1));
     assert_eq!(rig.hear(grants(2, preallocated(5))), [posted(1, granted)]);
     assert_eq!(
         rig.miss(0, 2, true),

@@ -8,7 +8,7 @@ use crate::scenario::{Command, Kind, Stage};
 use crate::world::World;
 use forebay_xlate::boundary::message::{FaultAsk, GrantOf, Job};
 use forebay_xlate::drain::{Drains, SliceSpan};
-use forebay_xlate::engine_side::{Effect, EngineSide, Post, Upcall, Words};
+use forebay_xlate::engine_side::{Effect, EngineSide, ProtocolPost, ProtocolUpcall, Words};
 use forebay_xlate::reactor_side::{Answer, Heard, Lookup, Parked, access};
 use forebay_xlate::table::Table;
 use forebay_xlate::{DeviceIndex, ExtentRange, Rights, VolumeId, Word};
@@ -102,8 +102,8 @@ pub(crate) enum Next {
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) struct Reactor {
-    pub mailbox: VecDeque<Post>,
-    pub upcalls: VecDeque<Upcall>,
+    pub mailbox: VecDeque<ProtocolPost>,
+    pub upcalls: VecDeque<ProtocolUpcall>,
     pub asleep: bool,
     pub rung: bool,
     pub drains: Drains<4>,
@@ -172,7 +172,7 @@ impl Engine {
             return;
         }
         if command.kind == Kind::Deallocate {
-            reactor.upcalls.push_back(Upcall::Release {
+            reactor.upcalls.push_back(ProtocolUpcall::Release {
                 io: c as u32,
                 generation: 0,
                 volume: command.volume,
@@ -195,7 +195,7 @@ impl Engine {
             }
             Lookup::Zeros => Stage::Done,
             Lookup::Park => {
-                reactor.upcalls.push_back(Upcall::Fault(FaultAsk {
+                reactor.upcalls.push_back(ProtocolUpcall::Fault(FaultAsk {
                     volume: command.volume,
                     extent: 0,
                     write,
@@ -257,7 +257,7 @@ impl Engine {
         let slice = reactor.slices.remove(i);
         let upcalls = &mut reactor.upcalls;
         reactor.drains.ended(&slice.span, |revoke| {
-            upcalls.push_back(Upcall::Drained { revoke });
+            upcalls.push_back(ProtocolUpcall::Drained { revoke });
         });
         around.stages[slice.command] = Stage::Done;
         self.check_settles(r);
@@ -278,7 +278,7 @@ impl Engine {
                 .any(|s| s.device == *device && s.span.number < *before)
                 || r == 0 && lane.contains(device);
             if !busy {
-                upcalls.push_back(Upcall::Settled { job: *job });
+                upcalls.push_back(ProtocolUpcall::Settled { job: *job });
             }
             busy
         });
@@ -287,7 +287,7 @@ impl Engine {
     pub(crate) fn zero_fill_ends(&mut self, i: usize) -> u8 {
         let (job, device) = self.lane.remove(i);
         self.reactors[0].asleep = false;
-        let done = Upcall::JobDone { job, errno: None };
+        let done = ProtocolUpcall::JobDone { job, errno: None };
         self.reactors[0].upcalls.push_back(done);
         self.check_settles(0);
         device
@@ -299,13 +299,13 @@ impl Engine {
         };
         let reactor = &mut self.reactors[r];
         match post {
-            Post::Granted(volume, range) => {
+            ProtocolPost::Granted(volume, range) => {
                 self.answer(r, volume, range, Answer::Granted, around);
             }
-            Post::FaultFailed(volume, range, write, reason) => {
+            ProtocolPost::FaultFailed(volume, range, write, reason) => {
                 self.answer(r, volume, range, Answer::Failed { write, reason }, around);
             }
-            Post::Revoke {
+            ProtocolPost::Revoke {
                 revoke,
                 volume,
                 range,
@@ -316,21 +316,23 @@ impl Engine {
                     .drains
                     .post(revoke, volume, range, keep, in_flight.into_iter())
                 {
-                    reactor.upcalls.push_back(Upcall::Drained { revoke });
+                    reactor
+                        .upcalls
+                        .push_back(ProtocolUpcall::Drained { revoke });
                 }
             }
-            Post::Abandon(revoke) => reactor.drains.abandon(revoke),
-            Post::Settle(job, device) => {
+            ProtocolPost::Abandon(revoke) => reactor.drains.abandon(revoke),
+            ProtocolPost::Settle(job, device) => {
                 let before = reactor.drains.begin();
                 reactor.settles.push((job, device.0, before));
                 self.check_settles(r);
             }
-            Post::Job(job, Job::ZeroFill { device, .. }) => self.lane.push((job, device.0)),
-            Post::ReleaseDone(io, ..) => around.stages[io as usize] = Stage::Done,
-            Post::ReleaseFailed(io, _) | Post::ReleaseAbandoned(io, _) => {
+            ProtocolPost::Job(job, Job::ZeroFill { device, .. }) => self.lane.push((job, device.0)),
+            ProtocolPost::ReleaseDone(io, ..) => around.stages[io as usize] = Stage::Done,
+            ProtocolPost::ReleaseFailed(io, _) | ProtocolPost::ReleaseAbandoned(io, _) => {
                 around.stages[io as usize] = Stage::Failed
             }
-            Post::Job(..) | Post::Committed(_) | Post::CommitFailed(..) => {
+            ProtocolPost::Job(..) | ProtocolPost::Committed(_) | ProtocolPost::CommitFailed(..) => {
                 *around.wrong = Some("a post that this model never asks for");
             }
         }

@@ -5,7 +5,7 @@ use crate::engine::{Around, Engine, Ghost, Slice, device_of};
 use crate::outside::{Extent, Listed, Outside, Pool, grants_of, with_table};
 use crate::scenario::{Budget, Command, Kind, Scenario, Stage};
 use forebay_xlate::boundary::message::{FromEngine, ToEngine};
-use forebay_xlate::engine_side::{Upcall, Words as _};
+use forebay_xlate::engine_side::{ProtocolUpcall, Words as _};
 use forebay_xlate::{Rights, VolumeId, Word};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -330,7 +330,7 @@ impl World {
             (Issue(c), Some(engine)) => engine.dispatch(commands[c].reactor, c, &mut around),
             (Interrupt(c), Some(engine)) => {
                 self.left.interrupts -= 1;
-                let abandon = Upcall::AbandonRelease {
+                let abandon = ProtocolUpcall::AbandonRelease {
                     io: c as u32,
                     generation: 0,
                 };

@@ -131,7 +131,7 @@ impl Session {
 
     /// Takes the estate after the engine's end, including its last messages. `None` if it had no
     /// memory of its own.
-    pub(crate) fn leave(&self, blamed: Option<Blamed>) -> Option<Estate> {
+    pub(crate) fn take_estate(&self, blamed: Option<Blamed>) -> Option<Estate> {
         while let Ok(Some((message, descriptors))) = self.wire.next_now() {
             self.absorb(message, descriptors);
         }

@@ -266,9 +266,9 @@ impl Session {
     }
 
     /// Sends batched grants, and queued messages when the socket has room. Ends only by an error.
-    pub(crate) async fn write(&self) -> io::Result<()> {
+    pub(crate) async fn run_writer(&self) -> io::Result<()> {
         loop {
-            self.wire.wants_room.notified().await;
+            self.wire.wants_write.notified().await;
             self.send_grants();
             self.wire.write_queued().await?;
         }
@@ -279,7 +279,7 @@ impl Session {
         let mut grants = self.grants.borrow_mut();
         grants.push(grant);
         match grants.len() {
-            1 => self.wire.wants_room.notify_one(),
+            1 => self.wire.wants_write.notify_one(),
             GRANTS_AT_ONCE => {
                 drop(grants);
                 self.send_grants();

@@ -1,4 +1,4 @@
-//! VM clients' sockets, machine files and descriptors, which the daemon holds like connections
+//! VM clients' sockets, VM files and descriptors, which the daemon holds like connections
 //! ([`super::deposit`]).
 //!
 //! Each deposit is acknowledged, because the engine uses nothing that the daemon does not hold. It
@@ -23,7 +23,7 @@ const MAX_DEPOSITS: usize = 4096;
 #[derive(Debug)]
 pub(super) struct VmClient {
     export: ExportId,
-    /// Its socket and its machine file.
+    /// Its socket and its VM file.
     fds: [Arc<OwnedFd>; 2],
     deposits: BTreeMap<u32, Arc<OwnedFd>>,
 }

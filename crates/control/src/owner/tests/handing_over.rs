@@ -66,7 +66,7 @@ impl Line {
         self.life.owner.link.hang_up(&self.session);
         let mut estate = self.estate.borrow_mut();
         if estate.is_none() {
-            *estate = self.session.leave(blamed);
+            *estate = self.session.take_estate(blamed);
         }
         drop(estate);
         self.life.fake.generation = generation;
@@ -390,7 +390,7 @@ fn a_new_daemon_collects_what_the_engine_holds() {
         let life = Life::take_over(&place, Begin::default(), fake).await;
         let session = life.owner.link.session().unwrap();
         assert_eq!(session.sockets(), 200);
-        assert_eq!(session.leave(None).unwrap().sockets(), 200);
+        assert_eq!(session.take_estate(None).unwrap().sockets(), 200);
     });
 }
 

@@ -202,7 +202,7 @@ fn a_daemon_that_ends_in_order_leaves_nothing_ahead() {
             owner
                 .pool_owner
                 .revoker
-                .give_up_places(Duration::from_secs(60)),
+                .give_up_preallocated(Duration::from_secs(60)),
         )
         .await;
         assert_eq!((life.mapped(a), life.preallocated(a)), (200, 0));

@@ -7,7 +7,7 @@ mod tests;
 use super::{Core, OWNER_WAIT_LIMIT_NS};
 use crate::io::command::Token;
 use crate::lane::{LaneIndex, Share};
-use crate::qos::{Admission, begins_to_move};
+use crate::qos::{Admission, now_at_devices};
 use forebay_xlate::VolumeId;
 
 impl Core {
@@ -33,10 +33,10 @@ impl Core {
             // Those that still wait keep their order.
             let token = Token::of(index);
             let io = &mut self.slab[token.index()];
-            if self.qos.admit_recovered(io, &self.recovered) {
+            if self.qos.admit_during_recovery(io, &self.recovered) {
                 self.qos.throttled.count(io, &self.lanes, false);
                 old.count_over(io, &self.lanes, now_ns);
-                begins_to_move(io, now_ns);
+                now_at_devices(io, now_ns);
                 io.deadline_ns = now_ns + OWNER_WAIT_LIMIT_NS;
                 self.blame(Some(index));
                 self.begin_admitted(token);

@@ -118,7 +118,7 @@ impl Rig {
     fn read(&mut self, lane: u32, len_bytes: u32) -> bool {
         let slot = self.asked_ns.len();
         let new = NewIo {
-            owner: Owner {
+            owner: Issuer {
                 frontend: FrontendIndex(0),
                 conn: slot as u32,
                 conn_generation: 0,

@@ -40,7 +40,7 @@ impl Bench {
             .state
             .store(CommandState::taken(u64::from(slot) + 1).0, Relaxed);
         let new = NewIo {
-            owner: Owner {
+            owner: Issuer {
                 frontend: FrontendIndex(0),
                 conn: 0,
                 conn_generation: 0,
@@ -297,7 +297,7 @@ fn a_carried_pair_keeps_its_place() {
         volume: V,
         bytes: 0..4096,
         write: true,
-        devices: Devices::One(DeviceIndex(0)),
+        devices: FenceSet::One(DeviceIndex(0)),
         command: Some(CommandRef::new(0, slot)),
     };
     b.core.recovered.recover(&[of(0), of(1)]);

@@ -107,7 +107,7 @@ impl Bench {
             m.pieces.push(&m.memory, *at, *len, false).unwrap();
         }
         let new = NewIo {
-            owner: Owner {
+            owner: Issuer {
                 frontend: FrontendIndex(1),
                 conn: 0,
                 conn_generation: 0,
@@ -435,7 +435,7 @@ fn memory_is_let_go_when_the_device_is_done_and_not_before() {
         let slot = b.start_of(&mut m, read(0, 8192), &pieces);
         b.turn_until_held(1);
         let gone = m.unmap();
-        let which = |owner: &Owner, _: &IoOp, _: LaneIndex| owner.frontend == FrontendIndex(1);
+        let which = |owner: &Issuer, _: &IoOp, _: LaneIndex| owner.frontend == FrontendIndex(1);
         match way {
             "its machine leaves" => b.core.recovered.orphan_vm(LANE),
             "its time is over" => b
@@ -604,7 +604,7 @@ fn what_a_dead_engine_had_of_a_machine_waits_for_the_fence() {
         volume: V,
         bytes: block * PAGE..(block + 1) * PAGE,
         write,
-        devices: Devices::ALL,
+        devices: FenceSet::ALL,
         command: slot,
     };
     let command = |slot| Some(CommandRef::vm(LANE.0, slot));
@@ -787,7 +787,7 @@ fn recover_command(
         volume,
         bytes: offset_bytes..offset_bytes.saturating_add(len_bytes),
         write: op.writes(),
-        devices: Devices::ALL,
+        devices: FenceSet::ALL,
         command: again.then_some(command),
     };
     match (*op, ranges) {

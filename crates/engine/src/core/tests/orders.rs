@@ -145,7 +145,7 @@ proptest! {
                 volume: V,
                 bytes: range.first * BLOCK..(range.first + range.count) * BLOCK,
                 write: true,
-                devices: fence.map_or(Devices::None, |d| Devices::One(DeviceIndex(d))),
+                devices: fence.map_or(FenceSet::None, |d| FenceSet::One(DeviceIndex(d))),
                 command: Some(CommandRef::new(queue, slot)),
             });
             let write = Write {

@@ -26,7 +26,7 @@ fn span(blocks: std::ops::Range<u64>, device: u8, slot: Option<u16>) -> Recovere
         volume: V,
         bytes: blocks.start * BLOCK..blocks.end * BLOCK,
         write: true,
-        devices: Devices::One(DeviceIndex(device)),
+        devices: FenceSet::One(DeviceIndex(device)),
         command: slot.map(|slot| CommandRef::new(0, slot)),
     }
 }
@@ -107,12 +107,12 @@ fn the_fence_of_one_device_holds_no_other() {
     b.volume.table.install(ExtentRange::new(1, 1), word);
     let there = EXTENT / BLOCK;
     let everywhere = RecoveredSpan {
-        devices: Devices::ALL,
+        devices: FenceSet::ALL,
         ..span(8..9, 0, None)
     };
     // Device 1 or 9, or 2 or 10; the others are not served.
     let not_first = RecoveredSpan {
-        devices: Devices::Among(0b110),
+        devices: FenceSet::Among(0b110),
         ..span(9..10, 0, None)
     };
     b.core.recovered.recover(&[
@@ -305,7 +305,7 @@ fn carried_commands_of_a_connection_that_ends_leave_their_spans() {
 fn a_carried_command_whose_export_is_gone_holds_nobody() {
     let mut b = taken_over();
     b.core.recovered.recover(&[RecoveredSpan {
-        devices: Devices::None,
+        devices: FenceSet::None,
         ..span(0..1, 0, Some(0))
     }]);
     b.core.remove_lane(LaneIndex(3));
@@ -455,7 +455,7 @@ fn what_may_be_anywhere_waits_for_devices_that_are_yet_to_be_opened() {
         let mut b = taken_over();
         b.core.recovered.expect(DeviceIndex(1), true);
         let everywhere = RecoveredSpan {
-            devices: Devices::ALL,
+            devices: FenceSet::ALL,
             ..span(8..9, 0, None)
         };
         b.core.recovered.recover(&[everywhere]);

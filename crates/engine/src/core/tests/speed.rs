@@ -83,7 +83,7 @@ impl Load {
             .state
             .store(state, Relaxed);
         let new = NewIo {
-            owner: Owner {
+            owner: Issuer {
                 frontend: FrontendIndex(0),
                 conn: 0,
                 conn_generation: 0,

@@ -14,7 +14,7 @@ use super::rx::Stop;
 use super::slots::{NoSlot, SlotStage, Work};
 use super::{TcpTurn, fused, r2t, reserve};
 use crate::core::staging::StagingBuffer;
-use crate::core::{CommandRef, Core, DoneIo, Expected, IoOp, NewIo, Owner};
+use crate::core::{CommandRef, Core, DoneIo, Expected, IoOp, Issuer, NewIo};
 use crate::lane::{Lane, LaneIndex};
 use forebay_nvme::Status;
 use forebay_nvme::io::{self, IoCommand, NamespaceGeometry, Transfer};
@@ -152,7 +152,7 @@ pub(super) fn refuse(
     status: Status,
 ) {
     let now = turn.core.now_ns();
-    conn.begin_command(slot, capsule.sqe, capsule.end, now, None, false);
+    conn.record_command(slot, capsule.sqe, capsule.end, now, None, false);
     conn.answer(turn.core, slot, status, 0, None, 0);
 }
 
@@ -213,7 +213,7 @@ pub(super) fn accept(
     let place = buffer.as_ref().map(StagingBuffer::reference);
     s.buffer = buffer;
     let now = turn.core.now_ns();
-    conn.begin_command(slot, capsule.sqe, capsule.end, now, place, false);
+    conn.record_command(slot, capsule.sqe, capsule.end, now, place, false);
     if matches!(judged.source, Source::Capsule(_)) {
         data_is_there(conn, turn, slot);
     } else {
@@ -352,7 +352,7 @@ impl Conn {
             _ => self.slots.first_waiting().is_some(),
         };
         if others_wait || !self.advance(core, slot) {
-            note_over(self, core, slot);
+            note_over_budget(self, core, slot);
             self.slots.wait(slot);
         }
     }
@@ -392,7 +392,7 @@ impl Conn {
                 s.buffer = Some(buffer);
             }
             if by_r2t {
-                note_over(self, core, slot);
+                note_over_budget(self, core, slot);
                 r2t::ask(self, core, slot);
                 return true;
             }
@@ -452,7 +452,7 @@ impl Conn {
     /// Starts a flush that belongs to no host command. It needs no budget unless the lane's debt
     /// exceeds a second's worth. False: the core has no room.
     pub(super) fn start_internal_flush(&mut self, core: &mut Core, lane: LaneIndex) -> bool {
-        let owner = Owner {
+        let owner = Issuer {
             slot: super::slots::NONE,
             ..self.owner(0)
         };
@@ -517,7 +517,7 @@ impl Conn {
 }
 
 /// A command begins to wait: from now on it may be throttled.
-pub(super) fn note_over(conn: &mut Conn, core: &Core, slot: u16) {
+pub(super) fn note_over_budget(conn: &mut Conn, core: &Core, slot: u16) {
     if let (Some(lane), Some(s)) = (conn.lane, conn.slots.get_mut(slot)) {
         s.over_ns
             .get_or_insert(core.qos.over_ns(lane, core.now_ns()));

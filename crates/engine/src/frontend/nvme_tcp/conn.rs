@@ -15,7 +15,7 @@ use super::slots::{NONE, SlotStage, Slots, Work};
 use super::tx::Tx;
 use super::watch::Socket;
 use crate::core::staging::StagingBuffer;
-use crate::core::{CommandRef, Core, IoOp, Owner};
+use crate::core::{CommandRef, Core, IoOp, Issuer};
 use crate::lane::LaneIndex;
 use crate::upcall::Upcall;
 use forebay_nvme::tcp::{
@@ -174,7 +174,7 @@ impl Conn {
 
     /// Records a command, which is taken from here on. `whole`: record the whole entry.
     #[inline]
-    pub(super) fn begin_command(
+    pub(super) fn record_command(
         &mut self,
         slot: u16,
         sqe: &Sqe,
@@ -192,19 +192,19 @@ impl Conn {
             taken_ns,
             buffer,
         };
-        self.records.begin_command(slot, &new, whole);
+        self.records.record_command(slot, &new, whole);
     }
 
     pub(super) fn begin_admin_command(&mut self, slot: u16, sqe: &Sqe, end: u64) {
         if let Some(s) = self.slots.get(slot) {
             let buffer = s.buffer.as_ref().map(StagingBuffer::reference);
-            self.begin_command(slot, sqe, end, s.taken_ns, buffer, true);
+            self.record_command(slot, sqe, end, s.taken_ns, buffer, true);
         }
     }
 
     #[inline]
-    pub(super) fn owner(&self, slot: u16) -> Owner {
-        Owner {
+    pub(super) fn owner(&self, slot: u16) -> Issuer {
+        Issuer {
             frontend: self.shared.frontend,
             conn: self.index,
             conn_generation: self.generation,
@@ -453,7 +453,7 @@ impl Conn {
     }
 
     pub(super) fn drop_pending(&mut self, core: &mut Core) {
-        core.recovered.leave_spans();
+        core.recovered.mark_spans_for_successor();
         while let Some(slot) = self.slots.first_waiting() {
             self.slots.unlink_first_waiting();
             self.release(core, slot);

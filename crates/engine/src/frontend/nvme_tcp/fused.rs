@@ -14,7 +14,7 @@ use super::conn::Conn;
 use super::restrictions;
 use super::rx::Stop;
 use super::slots::{NONE, SlotStage, Work};
-use crate::core::{CommandRef, Core, DoneIo, Expected, IoOp, NewIo, Owner};
+use crate::core::{CommandRef, Core, DoneIo, Expected, IoOp, Issuer, NewIo};
 use forebay_nvme::io::{self, FUSE_FIRST, FUSE_SECOND, IoCommand, NamespaceGeometry};
 use forebay_nvme::{Sqe, Status};
 
@@ -174,7 +174,7 @@ impl Conn {
                 }
                 let started = self.start_pair(core, first, second);
                 if !started && is_first {
-                    command::note_over(self, core, second);
+                    command::note_over_budget(self, core, second);
                     self.slots.wait_first(second);
                 }
                 started || is_first
@@ -390,7 +390,7 @@ pub(super) fn receive_half(
 }
 
 /// The owner of this half's pair, if it is in the core.
-pub(super) fn in_core(conn: &Conn, slot: u16) -> Option<Owner> {
+pub(super) fn in_core(conn: &Conn, slot: u16) -> Option<Issuer> {
     let second = conn.pairs.second_of(slot).unwrap_or(slot);
     let s = conn.slots.get(second)?;
     let is_there = s.stage == SlotStage::InFlight && matches!(s.work, Work::Second(_));

@@ -91,7 +91,7 @@ impl NvmeTcp {
             self.poll_controller(core, controller);
         }
         for index in 0..self.conns.len() {
-            self.mark_dirty(index as u32);
+            self.mark_to_send(index as u32);
         }
         self.settle(core);
         self.send_all(core, &mut |_| false);

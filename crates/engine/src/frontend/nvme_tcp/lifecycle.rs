@@ -164,11 +164,11 @@ impl NvmeTcp {
         };
         let target = attached.and_then(|a| a.conns.iter().find_map(of));
         // Commands that have just ended are not aborted.
-        self.complete(core);
+        self.collect_ended(core);
         let ended = target.is_some_and(|target| self.abort_io(core, target, cid));
         // The aborted command's answer must precede the Abort's.
         if let Some(target) = target {
-            self.complete(core);
+            self.collect_ended(core);
             self.send(core, target);
         }
         // The admin connection may be ending: then its commands get no answers.
@@ -229,7 +229,7 @@ impl NvmeTcp {
         }
         conn.deliver_events(core, attached);
         let index = conn.index;
-        self.mark_dirty(index);
+        self.mark_to_send(index);
     }
 
     pub(super) fn is_late(&mut self, index: usize, now: u64) -> bool {
@@ -292,7 +292,7 @@ impl NvmeTcp {
         let left = core.end_waiting(status, |of, _, _| {
             closed.contains(&(of.conn, of.conn_generation))
         });
-        self.complete(core);
+        self.collect_ended(core);
         self.settle(core);
         left
     }

@@ -60,7 +60,7 @@ fn leave(core: &mut Core, socket: u64, fd: &OwnedFd) {
 }
 
 impl NvmeTcp {
-    pub(crate) fn adopt(&mut self, core: &mut Core, new: NewConnection) {
+    pub(crate) fn attach(&mut self, core: &mut Core, new: NewConnection) {
         let NewConnection {
             socket,
             fd,

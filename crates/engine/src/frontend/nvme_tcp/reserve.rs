@@ -12,7 +12,7 @@ use super::NvmeTcp;
 use super::conn::Conn;
 use super::restrictions;
 use super::slots::{NONE, SlotStage, Work};
-use crate::core::{Core, Drain, Owner};
+use crate::core::{Core, Drain, Issuer};
 use crate::frontend::Frontend;
 use crate::upcall::Upcall;
 use forebay_nvme::reservation::{self, HostId, NO_CONTROLLER, Reservations};
@@ -26,7 +26,7 @@ pub(super) struct Reserving {
     token: ReserveToken,
     volume: VolumeId,
     action: u32,
-    owner: Owner,
+    owner: Issuer,
     deadline_ns: u64,
     /// Carried out; the commands that must end before the answer.
     drain: Option<Drain>,
@@ -100,7 +100,7 @@ impl NvmeTcp {
         self.reserving.iter().map(|r| r.deadline_ns).min()
     }
 
-    fn is_reserving(&self, owner: &Owner) -> bool {
+    fn is_reserving(&self, owner: &Issuer) -> bool {
         let conn = self.conns.get(owner.conn as usize).and_then(Option::as_ref);
         conn.is_some_and(|conn| {
             conn.generation == owner.conn_generation
@@ -109,7 +109,7 @@ impl NvmeTcp {
         })
     }
 
-    fn begin_reserving(&mut self, core: &mut Core, owner: Owner) {
+    fn begin_reserving(&mut self, core: &mut Core, owner: Issuer) {
         let slot = owner.slot;
         let Some(Some(conn)) = self.conns.get_mut(owner.conn as usize) else {
             return;
@@ -152,7 +152,7 @@ impl NvmeTcp {
                 };
                 let sent = if status.is_success() { len_bytes } else { 0 };
                 conn.answer(core, slot, status, 0, buffer, sent);
-                self.mark_dirty(owner.conn);
+                self.mark_to_send(owner.conn);
             }
             Work::Reserve { action } => {
                 let keys = s
@@ -183,7 +183,7 @@ impl NvmeTcp {
         }
     }
 
-    fn reserving_ended(&mut self, core: &mut Core, owner: Owner, status: Status) {
+    fn reserving_ended(&mut self, core: &mut Core, owner: Issuer, status: Status) {
         if !self.is_reserving(&owner) {
             return;
         }
@@ -196,7 +196,7 @@ impl NvmeTcp {
                 status => status,
             };
             conn.answer(core, owner.slot, status, 0, None, 0);
-            self.mark_dirty(owner.conn);
+            self.mark_to_send(owner.conn);
         }
     }
 
@@ -262,7 +262,7 @@ impl NvmeTcp {
                 && conn.is_open()
                 && conn.refuse_kept_out(core, status)
             {
-                self.mark_dirty(index as u32);
+                self.mark_to_send(index as u32);
             }
         }
     }

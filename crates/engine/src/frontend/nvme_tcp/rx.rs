@@ -262,7 +262,7 @@ impl Rx {
         }
     }
 
-    /// Keeps the bytes that [`receive`] left.
+    /// Keeps the bytes that [`parse`] left.
     pub(super) fn keep(&mut self, records: &QueueRecords, rest: &[u8]) {
         let rx = self;
         if !rest.is_empty() {

@@ -7,7 +7,7 @@ use crate::frontend::Beside;
 use forebay_nvme::Status;
 
 impl NvmeTcp {
-    pub(super) fn complete(&mut self, core: &mut Core) -> bool {
+    pub(super) fn collect_ended(&mut self, core: &mut Core) -> bool {
         let mut any = false;
         while let Some(done) = core.next_ended(self.shared.frontend) {
             if !any {
@@ -49,7 +49,7 @@ impl NvmeTcp {
             {
                 self.send(core, index);
             } else {
-                self.mark_dirty(index);
+                self.mark_to_send(index);
             }
             return;
         } else {
@@ -66,7 +66,7 @@ impl NvmeTcp {
         }
     }
 
-    pub(super) fn mark_dirty(&mut self, index: u32) {
+    pub(super) fn mark_to_send(&mut self, index: u32) {
         if let Some(Some(conn)) = self.conns.get_mut(index as usize)
             && !conn.visits.dirty
         {

@@ -13,7 +13,7 @@ use forebay_xlate::boundary::message::ExportId;
 
 impl Frontend for NvmeTcp {
     fn poll(&mut self, core: &mut Core, beside: Beside<'_>) -> bool {
-        let mut any = self.complete(core);
+        let mut any = self.collect_ended(core);
         let active = self.active.len();
         if active > 0 {
             // Round robin.
@@ -26,7 +26,7 @@ impl Frontend for NvmeTcp {
                     beside(core);
                 }
             }
-            any |= self.complete(core);
+            any |= self.collect_ended(core);
             let conns = &mut self.conns;
             self.active.retain(|i| match conns.get_mut(*i as usize) {
                 Some(Some(conn)) => {
@@ -176,7 +176,7 @@ impl Frontend for NvmeTcp {
         message: crate::frontend::FrontendMessage,
     ) -> Result<(), crate::frontend::FrontendMessage> {
         match *message.downcast::<TcpMessage>()? {
-            TcpMessage::Connection(new) => self.adopt(core, *new),
+            TcpMessage::Connection(new) => self.attach(core, *new),
             TcpMessage::Inherit(part) => self.inherit(core, *part),
             TcpMessage::Ports(ports) => self.set_ports(core, ports),
             TcpMessage::DiscoveryChanged => self.discovery_changed(),

@@ -43,7 +43,7 @@ impl NvmeTcp {
         };
         if conn.slots.first_waiting().is_some() && conn.retry_waiting(core) {
             any = true;
-            self.mark_dirty(index);
+            self.mark_to_send(index);
         }
         let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
             return any;
@@ -172,11 +172,11 @@ impl NvmeTcp {
                 conn.terminate(core, &error, &header[..header_bytes]);
             }
             if !conn.tx.is_empty() {
-                self.mark_dirty(index);
+                self.mark_to_send(index);
             }
             match stop {
                 Stop::Batch => {
-                    self.complete(core);
+                    self.collect_ended(core);
                 }
                 Stop::Close => {
                     self.close(core, index);
@@ -194,7 +194,7 @@ impl NvmeTcp {
         };
         if conn.tx.blocked() {
             conn.tx.unblock();
-            self.mark_dirty(index);
+            self.mark_to_send(index);
         }
         let Some(Some(conn)) = self.conns.get_mut(index as usize) else {
             return false;

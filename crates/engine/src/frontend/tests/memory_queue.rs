@@ -3,7 +3,7 @@
 //! It shows what a new protocol needs: this file, and its line in
 //! [`MAKERS`](crate::frontend::MAKERS).
 
-use crate::core::{CommandRef, Core, DoneIo, FrontendIndex, IoOp, NewIo, Owner};
+use crate::core::{CommandRef, Core, DoneIo, FrontendIndex, IoOp, Issuer, NewIo};
 use crate::frontend::{Beside, Frontend, FrontendMessage, FrontendParts};
 use forebay_nvme::Status;
 use forebay_xlate::boundary::message::ExportId;
@@ -45,7 +45,7 @@ impl MemoryQueue {
         buffer.as_mut_slice()[..request.data.len()].copy_from_slice(&request.data);
         let slot = self.started.len() as u16;
         let new = NewIo {
-            owner: Owner {
+            owner: Issuer {
                 frontend: self.index,
                 conn: 0,
                 conn_generation: 0,

@@ -6,7 +6,7 @@ use forebay_guest::GuestMemory;
 use forebay_nvme::controller::{AdminEnv, Health, NamespaceInfo, SubsystemController};
 use forebay_nvme::pcie::Memory;
 use forebay_xlate::VolumeId;
-use forebay_xlate::boundary::message::{ExportId, Frontend as Kind};
+use forebay_xlate::boundary::message::{ExportId, FrontendKind as Kind};
 use std::sync::atomic::Ordering::Relaxed;
 
 pub(super) const NSID: u32 = 1;

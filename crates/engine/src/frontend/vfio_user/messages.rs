@@ -8,7 +8,7 @@ use super::quiesce::Why;
 use super::rings::Bells;
 use super::{Pcie, slot};
 use crate::frontend::vm::client::Client;
-use crate::frontend::vm::protocol::{Closing, Deposit, Turn, UNSHARED};
+use crate::frontend::vm::protocol::{Closing, DepositedFd, Turn, UNSHARED};
 use forebay_guest::GuestMemory;
 use forebay_nvme::pcie::FunctionState;
 use forebay_nvme::pcie::queue::InvalidValue;
@@ -95,7 +95,7 @@ impl Pcie {
         &mut self,
         turn: &mut Turn<'_>,
         map: &DmaMap,
-        deposit: Option<&Deposit>,
+        deposit: Option<&DepositedFd>,
     ) -> RequestOutcome {
         let mapped = turn.client.map(
             deposit,

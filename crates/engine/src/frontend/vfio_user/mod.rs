@@ -34,7 +34,7 @@ use forebay_nvme::controller::ControllerConfig;
 use forebay_nvme::pcie::{Function, VECTORS};
 use forebay_nvme::{Nqn, Sqe};
 use forebay_vfio_user::{MAX_ANSWER_BYTES, VfioSession};
-use forebay_xlate::boundary::message::Frontend as Kind;
+use forebay_xlate::boundary::message::FrontendKind as Kind;
 use queues::{BATCH, lane_of};
 use quiesce::Quiesce;
 pub(crate) use record::COMMANDS as COMMANDS_IN_HAND;

@@ -1,4 +1,4 @@
-//! All stores to a controller's part of the machine file, for a successor.
+//! All stores to a controller's part of the VM file, for a successor.
 //!
 //! Stores stay in program order, and the last one validates the rest. A command's record is one
 //! cache line. The function's state is stored whole, alternately in two copies
@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use zerocopy::{FromBytes, IntoBytes};
 
 pub(crate) const COMMANDS: usize = 1024;
-/// The machine file's version covers this layout.
+/// The VM file's version covers this layout.
 const VERSION: u64 = forebay_xlate::boundary::VM_FILE_VERSION;
 const STATE_WORDS: usize = size_of::<FunctionState>() / 8;
 

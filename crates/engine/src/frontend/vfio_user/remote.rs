@@ -7,7 +7,7 @@
 //! may allocate. Queues, address lists and Admin data must be in accessible memory.
 //!
 //! A successor repeats these commands once the client has answered the dead engine's last message,
-//! which the machine file records (`vm::talk`). A reset waits for the answer to a DMA_WRITE, since
+//! which the VM file records (`vm::talk`). A reset waits for the answer to a DMA_WRITE, since
 //! the client may still write.
 //!
 //! QEMU (10.1 to 11.1) deviates from the specification: `count` has 4 bytes, and data follows at

@@ -9,7 +9,7 @@ use super::commands::{Command, CommandWork};
 use super::queues::judge;
 use super::record::{COMMANDS, CommandRecords, CommandStage};
 use super::{Pcie, no_entry};
-use crate::core::{Devices, IoOp, RecoveredSpan};
+use crate::core::{FenceSet, IoOp, RecoveredSpan};
 use crate::frontend::vm::protocol::{Closing, Turn};
 use crate::lane::LaneIndex;
 use forebay_nvme::pcie::{QUEUES, RegisterEffect, queue};
@@ -216,7 +216,7 @@ fn span(
         volume: of.volume.id(),
         bytes,
         write,
-        devices: Devices::ALL,
+        devices: FenceSet::ALL,
         command: Some(turn.client.command_ref(lane, slot)),
     })
 }

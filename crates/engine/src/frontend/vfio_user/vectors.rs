@@ -1,11 +1,11 @@
-//! Interrupts: masked, pending and raised vectors. Masks and pending bits are in the machine file,
+//! Interrupts: masked, pending and raised vectors. Masks and pending bits are in the VM file,
 //! the function mask is here.
 
 use super::record::CommandRecords;
 use super::slot;
 use crate::frontend::vm::client::Client;
 use crate::frontend::vm::descriptor;
-use crate::frontend::vm::protocol::Deposit;
+use crate::frontend::vm::protocol::DepositedFd;
 use forebay_nvme::pcie::VECTORS;
 use forebay_vfio_user::wire::pci_irq;
 use forebay_vfio_user::{Device, Errno, IrqAction, IrqData, SetIrqs};
@@ -53,7 +53,7 @@ impl Vectors {
         client: &mut Client,
         may_raise: bool,
         irqs: &SetIrqs<'_>,
-        descriptors: &[Deposit],
+        descriptors: &[DepositedFd],
     ) -> Result<(), Errno> {
         let (index, start) = (irqs.index, irqs.start);
         if irqs.count == 0 {

@@ -1,4 +1,4 @@
-//! A vhost-user client's part of the machine file, for a successor.
+//! A vhost-user client's part of the VM file, for a successor.
 //!
 //! A head holds the session, the inflight region's place and the blamed command. A table tells
 //! which bytes each request in flight may touch at devices. A guest cannot write these, so it

@@ -8,7 +8,7 @@ use super::inflight::{create, wanted};
 use super::{BACKEND, CALL, ERR, INFLIGHT, KICK, Vhost, area};
 use crate::frontend::vm::descriptor;
 use crate::frontend::vm::file::ClientRegion;
-use crate::frontend::vm::protocol::{Answer, Closing, Deposit, Message, Turn, UNSHARED};
+use crate::frontend::vm::protocol::{Answer, Closing, DepositedFd, Message, Turn, UNSHARED};
 use forebay_guest::MapError;
 use forebay_virtio::blk::{CONFIG_BYTES, CONFIG_WRITEBACK};
 use forebay_virtio::vhost_user::message::{
@@ -232,7 +232,7 @@ impl Vhost {
         turn: &mut Turn<'_>,
         header: &Header,
         effect: SessionEffect<'_>,
-        descriptors: &[Deposit],
+        descriptors: &[DepositedFd],
     ) -> Result<(), Fault> {
         match effect {
             SessionEffect::None => {}
@@ -284,7 +284,7 @@ impl Vhost {
         &mut self,
         turn: &mut Turn<'_>,
         regions: &[MemoryRegion],
-        descriptors: &[Deposit],
+        descriptors: &[DepositedFd],
     ) -> Result<(), Fault> {
         let mut all = Vec::new();
         for (region, deposit) in regions.iter().zip(descriptors) {
@@ -310,7 +310,7 @@ impl Vhost {
         &mut self,
         turn: &mut Turn<'_>,
         region: &MemoryRegion,
-        descriptors: &[Deposit],
+        descriptors: &[DepositedFd],
     ) -> Result<(), Fault> {
         let deposit = descriptors.first().ok_or(NO_DESCRIPTOR)?;
         if !descriptor::is_file(&*deposit.fd) {
@@ -346,7 +346,7 @@ impl Vhost {
         turn: &mut Turn<'_>,
         which: RingFd,
         index: u16,
-        deposit: Option<&Deposit>,
+        deposit: Option<&DepositedFd>,
     ) -> Result<(), Fault> {
         if deposit.is_some_and(|deposit| !descriptor::is_eventfd(&*deposit.fd)) {
             return Err(NO_DESCRIPTOR);
@@ -440,7 +440,7 @@ impl Vhost {
         &mut self,
         turn: &mut Turn<'_>,
         area: InflightArea,
-        descriptors: &[Deposit],
+        descriptors: &[DepositedFd],
     ) -> Result<(), Fault> {
         let deposit = descriptors.first().ok_or(NO_DESCRIPTOR)?;
         if !descriptor::is_file(&*deposit.fd) {

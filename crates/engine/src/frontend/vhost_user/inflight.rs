@@ -6,7 +6,7 @@
 
 use super::area::InflightPlace;
 use super::{INFLIGHT, Vhost, area};
-use crate::frontend::vm::protocol::{Closing, Deposit, Turn};
+use crate::frontend::vm::protocol::{Closing, DepositedFd, Turn};
 use forebay_guest::{Area, Mapping};
 use forebay_virtio::inflight::queue_bytes;
 use forebay_virtio::ring::{MAX_QUEUE_SIZE, Window};
@@ -68,7 +68,7 @@ pub(super) fn wanted(queues: u16, size: u16) -> InflightArea {
     }
 }
 
-pub(super) fn create(turn: &mut Turn<'_>, area: &InflightArea) -> Option<Deposit> {
+pub(super) fn create(turn: &mut Turn<'_>, area: &InflightArea) -> Option<DepositedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = rustix::fs::memfd_create("forebay-inflight", flags).ok()?;
     rustix::fs::ftruncate(&file, area.mmap_size).ok()?;
@@ -82,7 +82,7 @@ impl Vhost {
         &mut self,
         turn: &mut Turn<'_>,
         place: Option<InflightPlace>,
-        deposit: Option<&Deposit>,
+        deposit: Option<&DepositedFd>,
     ) -> Result<(), Closing> {
         let inflight = place.map(|place| Inflight::new(place).ok_or(UNFIT));
         self.inflight = inflight.transpose()?;

@@ -332,7 +332,7 @@ impl Protocol for Vhost {
     }
 
     fn resume(&mut self, turn: &mut Turn<'_>, blamed: Option<u16>) -> Result<(), Closing> {
-        self.take_up(turn, blamed)
+        self.resume_client(turn, blamed)
     }
 
     fn changed(&mut self, turn: &mut Turn<'_>) {

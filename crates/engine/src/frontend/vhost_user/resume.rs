@@ -2,14 +2,14 @@
 //!
 //! Each started ring is served again, with the requests that the inflight region lists as taken and
 //! not returned. Our own records, never guest memory, tell which requests may be at devices. These
-//! are recovered (`core::Core::recover_vm`) first, and begin again when the dead engine cannot
+//! are recovered (`RecoveredIo::recover_vm`) first, and begin again when the dead engine cannot
 //! touch guest memory ([`Vhost::may_redo`]). Requests that don't overlap them continue at once.
 //! Then every driver is called, and every ring polled.
 
 use super::area::Record;
 use super::inflight::Inflight;
 use super::{INFLIGHT, KICK, Vhost, area, offer, slot_of};
-use crate::core::{Devices, RecoveredSpan};
+use crate::core::{FenceSet, RecoveredSpan};
 use crate::frontend::vm::protocol::{Closing, Turn};
 use forebay_virtio::vhost_user::session::VhostSession;
 use std::collections::BTreeSet;
@@ -19,7 +19,7 @@ const DAMAGED: Closing = Closing("its saved state is damaged");
 const DEATHS: u8 = 3;
 
 impl Vhost {
-    pub(super) fn take_up(
+    pub(super) fn resume_client(
         &mut self,
         turn: &mut Turn<'_>,
         blamed: Option<u16>,
@@ -90,7 +90,7 @@ impl Vhost {
             volume,
             bytes: record.offset_bytes..record.offset_bytes.saturating_add(record.len_bytes),
             write: record.write,
-            devices: Devices::ALL,
+            devices: FenceSet::ALL,
             command: Some(turn.client.command_ref(lane, *slot)),
         });
         let spans: Vec<RecoveredSpan> = spans.filter(|span| !span.bytes.is_empty()).collect();

@@ -1,7 +1,7 @@
 //! Sends an answer so that a successor knows how much was sent.
 //!
 //! sendmmsg(2) stores the sent length in the caller's memory before it returns, and a killed thread
-//! ends only on return from a call. With that structure in the machine file ([`Note`]), the file
+//! ends only on return from a call. With that structure in the VM file ([`Note`]), the file
 //! has the length whenever this process dies. The structure's pointers mean nothing to a successor.
 
 #![allow(unsafe_code)]
@@ -17,7 +17,7 @@ const LEN_WORD: usize = offset_of!(libc::mmsghdr, msg_len) / 8;
 const _: () = assert!(size_of::<libc::mmsghdr>() == WORDS * 8 && align_of::<libc::mmsghdr>() == 8);
 const _: () = assert!(offset_of!(libc::mmsghdr, msg_len).is_multiple_of(8));
 
-/// The kernel's note of a message: a `struct mmsghdr` as words of a machine file.
+/// The kernel's note of a message: a `struct mmsghdr` as words of a VM file.
 pub(super) type Note = [AtomicU64; WORDS];
 
 pub(super) fn clear(note: &Note) {

@@ -1,6 +1,6 @@
 //! Attaches clients, new ones and those of a dead engine. One that cannot be served is reported as
 //! gone. If it was a dead engine's, unknown commands may be at devices, so all of its volume's
-//! commands wait for the fence. **Not here:** detaching ([`super::leave`]).
+//! commands wait for the fence. **Not here:** detaching ([`super::detach`]).
 
 use super::client::{Client, ClientPlace};
 use super::closer::Closer;
@@ -10,7 +10,7 @@ use super::registered::Registrar;
 use super::signal::Signals;
 use super::talk::Talk;
 use super::{Life, Make, Vm, Vms, blame, key};
-use crate::core::{Core, Devices, RecoveredSpan};
+use crate::core::{Core, FenceSet, RecoveredSpan};
 use crate::lane::LaneIndex;
 use crate::upcall::Upcall;
 use forebay_xlate::boundary::message::{Blamed, ExportConfig, ExportId};
@@ -67,7 +67,7 @@ impl Vms {
                 volume,
                 bytes: 0..u64::MAX,
                 write: true,
-                devices: Devices::ALL,
+                devices: FenceSet::ALL,
                 command: None,
             };
             core.recovered.recover_vm(lane, &[span]);

@@ -1,4 +1,4 @@
-//! The machine file: what a successor must know of one client, in shared memory that the daemon
+//! The VM file: what a successor must know of one client, in shared memory that the daemon
 //! holds.
 //!
 //! It is a sparse memfd per client with a versioned layout of atomics. A killed thread has carried

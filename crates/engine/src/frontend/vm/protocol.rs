@@ -1,7 +1,7 @@
 //! The trait of a VM protocol: NVMe over vfio-user, and vhost-user-blk.
 //!
-//! [`super::Vms`] has the sockets, deposits, machine files and interrupts; a [`Protocol`] has the
-//! messages' meaning and the rings. Whatever a successor must know is in the machine file
+//! [`super::Vms`] has the sockets, deposits, VM files and interrupts; a [`Protocol`] has the
+//! messages' meaning and the rings. Whatever a successor must know is in the VM file
 //! ([`VmFile::area`](super::file::VmFile::area)) *before* the client can see its effect.
 //!
 //! **The message rule.** A successor may handle a message again after a death at any instruction of
@@ -14,7 +14,7 @@
 
 use super::client::Client;
 use crate::core::{Core, DoneIo};
-pub(crate) use crate::upcall::{Closing, Deposit};
+pub(crate) use crate::upcall::{Closing, DepositedFd};
 
 pub(crate) const UNSHARED: &str = "its memory is not shared with Forebay: start it with share=on (QEMU: -object memory-backend-memfd,share=on; Cloud Hypervisor: --memory shared=on)";
 
@@ -28,7 +28,7 @@ pub(crate) enum StreamFrame {
 #[derive(Debug)]
 pub(crate) struct Message<'a> {
     pub bytes: &'a [u8],
-    pub descriptors: &'a [Deposit],
+    pub descriptors: &'a [DepositedFd],
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -90,8 +90,8 @@ pub(crate) trait Protocol {
 
     fn done(&mut self, turn: &mut Turn<'_>, done: DoneIo);
 
-    /// Continues after a take-over, from the machine file alone, which is hostile. Recovers
-    /// commands in flight (`Core::recover`), raises every interrupt and reads every ring. `blamed`:
+    /// Continues after a take-over, from the VM file alone, which is hostile. Recovers
+    /// commands in flight (`RecoveredIo::recover_vm`), raises every interrupt and reads every ring. `blamed`:
     /// the slot of the command ([`Client::command_ref`]) that crashed the dead engine; the third
     /// such death fails it. Memory and descriptor slots are already restored.
     fn resume(&mut self, turn: &mut Turn<'_>, blamed: Option<u16>) -> Result<(), Closing>;

@@ -1,7 +1,7 @@
 //! A client's messages, handled so that a successor can continue at any point.
 //!
 //! A message is *peeked*, and its descriptors are deposited with the daemon. Then
-//! ([`MessageStage`]) the intent is recorded in the machine file, the message carried out,
+//! ([`MessageStage`]) the intent is recorded in the VM file, the message carried out,
 //! answered, and consumed. A successor reads the stage and the socket's peek offset
 //! ([`super::peek`]):
 //!
@@ -21,7 +21,7 @@
 use super::client::{Client, MAX_DESCRIPTORS, MAX_MESSAGE_BYTES, MESSAGE_LIMIT_NS};
 use super::closer::Closer;
 use super::file::MessageStage;
-use super::protocol::{Answer, Closing, Deposit, Message, Protocol, StreamFrame, Turn};
+use super::protocol::{Answer, Closing, DepositedFd, Message, Protocol, StreamFrame, Turn};
 use super::{answer, descriptor, peek};
 use crate::core::Core;
 use crate::upcall::Upcall;
@@ -61,7 +61,7 @@ pub(super) struct Talk {
     /// Peeked bytes, from the stream's start.
     bytes: Vec<u8>,
     len: usize,
-    descriptors: Vec<Deposit>,
+    descriptors: Vec<DepositedFd>,
     fresh: Vec<OwnedFd>,
     /// Where in `bytes` the segment of `fresh` ends.
     fresh_end: usize,

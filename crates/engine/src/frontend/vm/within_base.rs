@@ -20,7 +20,7 @@ impl Vms {
     /// Lists the VMs within their base, if any lane bursts.
     pub(super) fn note_calm(&mut self, core: &Core) {
         self.calm.clear();
-        if !core.qos.somebody_bursts() {
+        if !core.qos.any_bursts() {
             return;
         }
         let all = self.all.len();

@@ -11,7 +11,7 @@ use forebay_qos::cost::{Frontends, Transport};
 use forebay_qos::resources::ResourceVector;
 use forebay_qos::scheduler::Scheduler;
 use forebay_xlate::VolumeId;
-use forebay_xlate::boundary::message::Frontend as ExportFrontend;
+use forebay_xlate::boundary::message::FrontendKind as ExportFrontend;
 use forebay_xlate::boundary::region::MAX_LANES;
 
 impl Admission {

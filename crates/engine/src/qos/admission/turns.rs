@@ -121,7 +121,7 @@ impl Admission {
             self.give_idle();
         }
         self.stops = std::mem::take(&mut self.again) || self.waits();
-        self.contended = self.stops || self.scheduler.somebody_bursts();
+        self.contended = self.stops || self.scheduler.any_bursts();
         self.quanta = QUANTA;
         while self.quanta > 0
             && let Some(lane) = self.queue.pop_front()
@@ -219,7 +219,7 @@ impl Admission {
         bump(&record.windows, passed);
         bump(
             &record.scheduling_ns,
-            crate::core::monotonic_ns().saturating_sub(now_ns),
+            crate::io::clock::monotonic_ns().saturating_sub(now_ns),
         );
     }
 }

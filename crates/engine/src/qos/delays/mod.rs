@@ -71,9 +71,9 @@ const NOTHING: Timed = Timed {
 
 impl Timed {
     /// If the operation ended now, without the time of turns.
-    fn waited_ns(&self, now_ns: u64, turns_ns: u64) -> u64 {
+    fn waited_ns(&self, now_ns: u64, next_tick_ns: u64) -> u64 {
         let took_ns = now_ns.saturating_sub(self.begun_ns);
-        took_ns.saturating_sub(2 * u64::from(self.least_ns[usize::from(self.size)]) + turns_ns)
+        took_ns.saturating_sub(2 * u64::from(self.least_ns[usize::from(self.size)]) + next_tick_ns)
     }
 
     fn forget(&mut self) {
@@ -156,7 +156,7 @@ impl Delays {
     }
 
     pub(super) fn ended(&mut self, device: u8, op: &Op, begun_ns: u64, good: bool, now_ns: u64) {
-        let turns_ns = self.longest_ns + self.took_ns;
+        let next_tick_ns = self.longest_ns + self.took_ns;
         let timed = number_of(device, op).map(|number| &mut self.timed[number]);
         // Its timing was given up, and another operation is timed now.
         let Some(timed) = timed.filter(|timed| timed.begun_ns == begun_ns) else {
@@ -166,7 +166,7 @@ impl Delays {
             let took_ns = u32::try_from(now_ns.saturating_sub(begun_ns));
             let least = &mut timed.least_ns[usize::from(timed.size)];
             *least = (*least).min(took_ns.unwrap_or(u32::MAX));
-            let waited_ns = timed.waited_ns(now_ns, turns_ns);
+            let waited_ns = timed.waited_ns(now_ns, next_tick_ns);
             timed.waited_ns = Some(timed.waited_ns.map_or(waited_ns, |ns| ns.min(waited_ns)));
         }
         (timed.begun_ns, timed.seen_ns) = (0, now_ns);
@@ -207,7 +207,7 @@ impl Delays {
     fn publish_kind(&mut self, scheduler: &mut Scheduler, kind: usize, now_ns: u64) {
         let resource = RESOURCES[kind];
         let target_ns = scheduler.params().target_delay_ns;
-        let turns_ns = self.longest_ns + self.took_ns;
+        let next_tick_ns = self.longest_ns + self.took_ns;
         let (mut well, mut slow) = (Said::default(), Said::default());
         well.any = self.some_at_once;
         let (mut begun, mut begun_at_quick) = (0u64, 0u64);
@@ -220,7 +220,7 @@ impl Delays {
             timed.known_ns = waited_ns.or(timed.known_ns);
             let under_way = timed.begun_ns != 0;
             let is_slow = timed.known_ns.is_some_and(|ns| ns > target_ns)
-                || under_way && timed.waited_ns(now_ns, turns_ns) > target_ns;
+                || under_way && timed.waited_ns(now_ns, next_tick_ns) > target_ns;
             let said = if is_slow { &mut slow } else { &mut well };
             said.any = true;
             said.under_way |= under_way;

@@ -54,7 +54,7 @@ fn an_r2t_that_was_not_published_is_none() {
     }
     // The first R2T: all data is requested again.
     asked_at(&dead, ANSWERED + 24, 1);
-    let fenced = Devices::None;
+    let fenced = FenceSet::None;
     assert_eq!(next(&dead, end), Ok(Next::Begin { fenced }));
 }
 
@@ -114,7 +114,7 @@ fn what_no_r2t_asked_for_is_damage() {
     let full = (PART / 4) as u16;
     let rest = ((LEN - 2 * PART) / 4) as u16;
     let (all, end) = asked([full, full, rest, 0]);
-    let fenced = Devices::None;
+    let fenced = FenceSet::None;
     assert_eq!(next(&all, end), Ok(Next::Begin { fenced }));
     for dwords in [
         [full + 1, 0, 0, 0],

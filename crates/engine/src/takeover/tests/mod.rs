@@ -59,7 +59,7 @@ fn a_command_that_is_recorded_is_taken() {
     // Death before the stream's position was stored.
     let c = dead.convert(4, end, ANSWERED).unwrap();
     assert_eq!((c.taken, c.number), (end, 2));
-    let fenced = Devices::None;
+    let fenced = FenceSet::None;
     assert_eq!(c.commands[0].1, Next::Begin { fenced });
     assert_eq!(c.commands[0].0.buffer, Some(buffer(4 * 256 + 2)));
     // At most one command can be ahead.
@@ -134,7 +134,7 @@ fn answers_are_sent_as_far_as_the_kernel_took_them() {
         c.commands.iter().map(|(c, next)| (c.slot, *next)).collect()
     };
     let again = Next::Begin {
-        fenced: Devices::None,
+        fenced: FenceSet::None,
     };
     use Next::Answered;
     assert_eq!(
@@ -175,7 +175,7 @@ fn data_that_was_asked_for_goes_on() {
     // Its R2T was not published: it is sent again, without a buffer.
     command.asked_at.store(ANSWERED + 24, Relaxed);
     let c = dead.convert(4, end, ANSWERED).unwrap();
-    let fenced = Devices::None;
+    let fenced = FenceSet::None;
     assert_eq!(c.commands[0].1, Next::Begin { fenced });
     assert_eq!(c.commands[0].0.buffer, None);
     command.asked_at.store(ANSWERED, Relaxed);
@@ -265,13 +265,13 @@ fn the_third_death_of_a_command_is_its_last() {
         let c = convert_queue(&old, &dead, facts, blamed).unwrap();
         (c.commands[0].0.state.attempts(), c.commands[0].1)
     };
-    let fenced = Devices::None;
+    let fenced = FenceSet::None;
     assert_eq!(becomes(None), (0, Next::Begin { fenced }));
     assert_eq!(becomes(Some(3)), (0, Next::Begin { fenced }));
     assert_eq!(becomes(Some(2)), (1, Next::Begin { fenced }));
     let state = CommandState::taken(2).with_attempts(1).with_device(3);
     command.state.store(state.0, Relaxed);
-    let fenced = Devices::One(DeviceIndex(3));
+    let fenced = FenceSet::One(DeviceIndex(3));
     assert_eq!(becomes(None), (1, Next::Begin { fenced }));
     assert_eq!(becomes(Some(2)), (2, Next::Poisoned));
 }
@@ -362,7 +362,7 @@ fn what_ends_leaves_its_writes_behind() {
     };
     let own = spans(&sockets_io_taken);
     assert_eq!((own.len(), own[0].bytes.clone()), (1, 8 * 4096..9 * 4096));
-    assert!(own[0].command.is_some() && own[0].devices == Devices::None);
+    assert!(own[0].command.is_some() && own[0].devices == FenceSet::None);
     // It reached a device, and its connection is damaged: fewer bytes were consumed than taken.
     let state = CommandState::taken(2).with_device(3);
     command.state.store(state.0, Relaxed);
@@ -370,13 +370,13 @@ fn what_ends_leaves_its_writes_behind() {
     assert_eq!((left.len(), left[0].bytes.clone()), (1, 8 * 4096..9 * 4096));
     assert_eq!(
         (left[0].command, left[0].devices),
-        (None, Devices::One(DeviceIndex(3)))
+        (None, FenceSet::One(DeviceIndex(3)))
     );
     // The record is damaged: the write may be anywhere.
     command.check.store(5, Relaxed);
     let left = spans(&sockets);
     assert_eq!((left.len(), left[0].bytes.clone()), (1, 0..u64::MAX));
-    assert_eq!((left[0].command, left[0].devices), (None, Devices::ALL));
+    assert_eq!((left[0].command, left[0].devices), (None, FenceSet::ALL));
     // The volume is unknown, so every volume counts.
     dead.region.queues()[11].controller.store(77, Relaxed);
     assert_eq!(spans(&sockets).len(), 1);

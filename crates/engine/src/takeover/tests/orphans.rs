@@ -27,7 +27,7 @@ fn everything(volume: u64) -> RecoveredSpan {
         volume: VolumeId(volume),
         bytes: 0..u64::MAX,
         write: true,
-        devices: Devices::ALL,
+        devices: FenceSet::ALL,
         command: None,
     }
 }

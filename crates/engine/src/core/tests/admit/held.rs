@@ -226,7 +226,7 @@ fn a_pair_waits_for_nothing_that_waits_behind_it() {
     let (offset_bytes, len_bytes, fua) = (0, 4096, false);
     let record = CommandRef::new(3, 100);
     let pair = NewIo {
-        owner: Owner {
+        owner: Issuer {
             frontend: FrontendIndex(0),
             conn: 3,
             conn_generation: 0,

@@ -112,7 +112,7 @@ impl Rig {
         };
         let buffer = (len_bytes > 0).then(|| self.b.core.staging.allocate(len_bytes).unwrap());
         let new = NewIo {
-            owner: Owner {
+            owner: Issuer {
                 frontend: FrontendIndex(0),
                 conn: lane,
                 conn_generation: 0,
@@ -389,7 +389,7 @@ fn what_a_dead_engine_had_begun_is_not_charged() {
         volume: V,
         bytes: 0..4096,
         write: true,
-        devices: Devices::None,
+        devices: FenceSet::None,
         command: Some(CommandRef::new(3, slot)),
     }]);
     let op = IoOp::Write {

@@ -84,7 +84,7 @@ fn what_waited_in_its_frontend_and_begins_at_once_is_counted() {
     rig.pass(WINDOW_NS * 3 / 4);
     assert_eq!(rig.ended_well().len(), 1);
     let new = NewIo {
-        owner: Owner {
+        owner: Issuer {
             frontend: FrontendIndex(0),
             conn: 3,
             conn_generation: 0,

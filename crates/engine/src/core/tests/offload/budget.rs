@@ -50,7 +50,7 @@ impl Reactor {
     fn ask(&mut self, core: &mut Core, lane: LaneIndex) {
         self.started += 1;
         let new = NewIo {
-            owner: Owner {
+            owner: Issuer {
                 frontend: FrontendIndex(0),
                 conn: 0,
                 conn_generation: 0,

@@ -89,7 +89,7 @@ impl Two {
 
     fn own_read(&mut self) {
         let new = NewIo {
-            owner: Owner {
+            owner: Issuer {
                 frontend: FrontendIndex(0),
                 conn: 0,
                 conn_generation: 0,

@@ -190,7 +190,7 @@ impl Run {
             blocks.for_each(|b| b.copy_from_slice(&pattern(value)));
         }
         let new = NewIo {
-            owner: Owner {
+            owner: Issuer {
                 frontend: FrontendIndex(0),
                 conn: queue,
                 conn_generation: 0,

@@ -39,7 +39,7 @@ impl Host {
         self.random = self.random.wrapping_mul(0x5851_f42d_4c95_7f2d) | 1;
         self.left += 1;
         let new = NewIo {
-            owner: Owner {
+            owner: Issuer {
                 frontend: FrontendIndex(0),
                 conn: 0,
                 conn_generation: 0,

@@ -180,7 +180,7 @@ impl QueueRecords {
 
     /// I/O commands need only some words of their entry (`whole`: all).
     #[inline]
-    pub(crate) fn begin_command(&self, slot: u16, new: &NewCommand<'_>, whole: bool) {
+    pub(crate) fn record_command(&self, slot: u16, new: &NewCommand<'_>, whole: bool) {
         if !RECORDS {
             return;
         }

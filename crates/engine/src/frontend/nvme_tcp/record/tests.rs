@@ -52,14 +52,14 @@ fn a_command_counts_when_all_of_it_is_there() {
         buffer: Some(buffer),
     };
     let c = &region.commands(9)[3];
-    until("rx.record", || records.begin_command(3, &new, false));
+    until("rx.record", || records.record_command(3, &new, false));
     assert_eq!(c.state(), CommandState::FREE);
-    records.begin_command(3, &new, false);
+    records.record_command(3, &new, false);
     assert_eq!(CommandState::open(c.state.load(Relaxed), 77), Ok(c.state()));
     assert!(c.is_sound(seed, 3) && !c.is_sound(seed, 4));
     assert_eq!(c.buffer_ref(seed, 3), Ok(Some(buffer)));
     assert_eq!(c.sqe_words(), [1, 0, 0, 0, 5, 6, 7, 0]);
-    records.begin_command(3, &new, true);
+    records.record_command(3, &new, true);
     assert_eq!(c.sqe_words(), *new.sqe);
     records.end_command(3);
     assert_eq!(c.state(), CommandState::FREE);
@@ -76,11 +76,11 @@ fn the_command_that_is_being_taken_is_to_blame() {
         buffer: None,
     };
     let blamed = |slot| Some(Blame { queue: 9, slot });
-    records.begin_command(4, &new(1), false);
+    records.record_command(4, &new(1), false);
     records.took_pdu(1, 72);
     records.blame_stream();
     assert_eq!(region.blamed(2), blamed(None), "what is being looked at");
-    records.begin_command(3, &new(2), false);
+    records.record_command(3, &new(2), false);
     assert_eq!(region.blamed(2), blamed(Some(3)));
     records.took_pdu(2, 144);
     assert_eq!(region.blamed(2), blamed(None));
@@ -175,7 +175,7 @@ fn a_command_that_is_merely_taken_has_no_buffer_that_is_yet_to_be_filled() {
     };
     let at = AskedAt { at: 24, r2ts: 1 };
     for point in ["r2t.recorded", "r2t.published"] {
-        records.begin_command(1, &new, false);
+        records.record_command(1, &new, false);
         until(point, || records.asked(1, buffer, CommandStage::Asked, at));
         let taken = c.state().stage() == Some(CommandStage::Taken);
         assert_eq!(taken, c.buffer.load(Relaxed) == 0, "{point}");

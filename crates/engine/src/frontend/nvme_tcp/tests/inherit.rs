@@ -2,7 +2,7 @@
 
 use super::super::inherit::Waiting;
 use super::rig::{V, rig, rw};
-use crate::core::{CommandRef, Devices, RecoveredSpan};
+use crate::core::{CommandRef, FenceSet, RecoveredSpan};
 use crate::takeover::Next;
 use forebay_nvme::Status;
 use forebay_nvme::tcp::Pdu;
@@ -20,7 +20,7 @@ fn a_carried_command_that_is_refused_holds_nobody_back() {
         volume: V,
         bytes: 0..4096,
         write: true,
-        devices: Devices::None,
+        devices: FenceSet::None,
         command: Some(CommandRef::new(queue, slot)),
     };
     rig.core.recovered.recover(&[span(0), span(1)]);
@@ -43,12 +43,12 @@ fn a_carried_command_that_is_refused_holds_nobody_back() {
             slot,
             sqe: rw(1, 10 + slot, 0, 1),
             next: Next::Begin {
-                fenced: Devices::None,
+                fenced: FenceSet::None,
             },
         };
         rig.frontend.go_on(&mut rig.core, waiting);
     }
-    rig.frontend.mark_dirty(index);
+    rig.frontend.mark_to_send(index);
     rig.turns(20);
     let mut heard = Vec::new();
     while let Some((Pdu::CapsuleResp(cqe), _)) = host.hear() {

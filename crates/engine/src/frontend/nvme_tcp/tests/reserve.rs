@@ -1,7 +1,7 @@
 //! Reservation commands, and a preempted host's commands in flight.
 
 use super::*;
-use crate::core::{Devices, RecoveredSpan};
+use crate::core::{FenceSet, RecoveredSpan};
 use crate::frontend::Frontend;
 use forebay_device::OpKind;
 use forebay_nvme::SglDescriptor;
@@ -269,7 +269,7 @@ fn a_preemptor_waits_for_the_fence() {
         volume: V,
         bytes: 0..4096,
         write: true,
-        devices: Devices::One(DeviceIndex(0)),
+        devices: FenceSet::One(DeviceIndex(0)),
         command: None,
     }]);
     w.b_says(acquire(10, 1, WRITE_EXCLUSIVE, [2, 1]));

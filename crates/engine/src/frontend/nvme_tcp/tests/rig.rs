@@ -5,7 +5,7 @@
 use super::super::*;
 use crate::associations::Associations;
 use crate::core::staging::Staging;
-use crate::core::{CommandRef, Devices, RecoveredSpan, ServedDevice};
+use crate::core::{CommandRef, FenceSet, RecoveredSpan, ServedDevice};
 use crate::exports::ExportTable;
 use crate::frontend::Frontend;
 use crate::lane::{Lane, LaneIndex};
@@ -236,7 +236,7 @@ impl Rig {
             kind,
             local,
         };
-        self.frontend.adopt(&mut self.core, new);
+        self.frontend.attach(&mut self.core, new);
         let params = TcpParams::connected(&request, &response).unwrap();
         Host {
             fd: theirs,
@@ -330,7 +330,7 @@ impl Rig {
             volume: V,
             bytes: 0..4096,
             write: true,
-            devices: Devices::None,
+            devices: FenceSet::None,
             command: Some(CommandRef::new(queue, slot)),
         }]);
     }

@@ -348,7 +348,7 @@ impl World {
                 consumed: arrival.consumed,
                 said: 128,
             };
-            engine.frontend.adopt(&mut engine.core, new);
+            engine.frontend.attach(&mut engine.core, new);
             engine.turn(gone);
         });
     }

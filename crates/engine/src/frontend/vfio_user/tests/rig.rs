@@ -22,7 +22,7 @@ use forebay_device::{Device, OpenOptions};
 use forebay_qos::budget::Budget;
 use forebay_qos::cost::Frontends;
 use forebay_xlate::boundary::message::{
-    DeviceConfig, ExportConfig, ExportId, Frontend as Kind, VolumeConfig,
+    DeviceConfig, ExportConfig, ExportId, FrontendKind as Kind, VolumeConfig,
 };
 use forebay_xlate::boundary::region::Region;
 use forebay_xlate::kill::{Killed, arm_here};
@@ -426,7 +426,7 @@ impl Rig {
         engine.vms.export_changed(&mut engine.core, export);
     }
 
-    /// Overwrites a client's area of the machine file with noise.
+    /// Overwrites a client's area of the VM file with noise.
     pub(super) fn damage(&mut self, of: usize) {
         let (_, (_, _, file)) = (self.held.sockets.iter())
             .find(|(_, (_, n, _))| *n == of)

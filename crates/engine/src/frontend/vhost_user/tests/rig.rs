@@ -18,7 +18,7 @@ use forebay_device::gate::TestGate;
 use forebay_device::ring::{Ring, RingOptions};
 use forebay_device::{Device, DeviceKind, DeviceSpec, OpenOptions};
 use forebay_xlate::boundary::message::{
-    DeviceConfig, ExportConfig, ExportId, Frontend as Kind, VolumeConfig,
+    DeviceConfig, ExportConfig, ExportId, FrontendKind as Kind, VolumeConfig,
 };
 use forebay_xlate::boundary::region::Region;
 use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId, Word};
@@ -40,7 +40,7 @@ pub(super) struct Rig {
     spec: String,
     _dir: tempfile::TempDir,
     next_socket: u64,
-    /// The daemon's part: the client's socket, its machine file, its deposits.
+    /// The daemon's part: the client's socket, its VM file, its deposits.
     kept: Option<(u64, Arc<OwnedFd>, OwnedFd)>,
     deposits: BTreeMap<u32, Arc<OwnedFd>>,
     pub left: Vec<Closing>,

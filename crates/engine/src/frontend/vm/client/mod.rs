@@ -1,6 +1,6 @@
-//! A client's memory, descriptors, interrupts and machine file, for its frontend.
+//! A client's memory, descriptors, interrupts and VM file, for its frontend.
 //!
-//! Each change is recorded in the machine file ([`super::file`]) with the current message's number.
+//! Each change is recorded in the VM file ([`super::file`]) with the current message's number.
 //! So a successor can undo it, and handle the message again. Removed memory and descriptors are
 //! released after the message, on another thread ([`super::closer`]). **Not here:** the socket
 //! ([`super::talk`]), what messages mean ([`super::protocol`]).
@@ -13,10 +13,10 @@ use self::known::Registered;
 pub(crate) use self::known::{MAX_REGISTERED, MAX_REGISTERED_ENTRIES};
 use super::closer::Closer;
 use super::file::{ClientRegion, MAX_SLOTS, MessageStage, VmFile};
-use super::protocol::{Closing, Deposit};
+use super::protocol::{Closing, DepositedFd};
 use super::registered::Asker;
 use super::signal::Signals;
-use crate::core::{CommandRef, Core, FrontendIndex, Owner};
+use crate::core::{CommandRef, Core, FrontendIndex, Issuer};
 use crate::lane::LaneIndex;
 use crate::upcall::Upcall;
 use forebay_guest::{GuestMemory, Limits, MapError, Mapping, NewRegion, Retired};
@@ -215,8 +215,8 @@ impl Client {
 
     /// The owner of the command that the frontend numbers `slot`.
     #[inline]
-    pub(crate) fn owner(&self, slot: u16) -> Owner {
-        Owner {
+    pub(crate) fn owner(&self, slot: u16) -> Issuer {
+        Issuer {
             frontend: self.place.frontend,
             conn: self.place.index,
             conn_generation: u32::from(self.place.generation),
@@ -263,7 +263,7 @@ impl Client {
     /// client's own address). An error changes nothing.
     pub(crate) fn map(
         &mut self,
-        deposit: Option<&Deposit>,
+        deposit: Option<&DepositedFd>,
         address: u64,
         len: u64,
         offset: u64,
@@ -303,7 +303,7 @@ impl Client {
     /// Replaces all regions ([`Client::map`] explains the fields). An error changes nothing.
     pub(crate) fn replace_memory(
         &mut self,
-        regions: &[(Option<&Deposit>, ClientRegion)],
+        regions: &[(Option<&DepositedFd>, ClientRegion)],
     ) -> Result<(), MapError> {
         let new: Vec<NewRegion<'_>> = (regions.iter())
             .map(|(deposit, region)| NewRegion {
@@ -408,15 +408,15 @@ impl Client {
     }
 
     /// What a slot holds, as a deposit.
-    pub(crate) fn held_deposit(&self, slot: usize) -> Option<Deposit> {
+    pub(crate) fn held_deposit(&self, slot: usize) -> Option<DepositedFd> {
         let fd = self.slots.get(slot)?.clone()?;
         let number = self.file.slot(slot)?;
-        Some(Deposit { number, fd })
+        Some(DepositedFd { number, fd })
     }
 
     /// Keeps a deposit in a slot, or empties it with `None`. A descriptor may be in several slots.
     /// It survives the engine. False: no such slot.
-    pub(crate) fn hold(&mut self, slot: usize, deposit: Option<&Deposit>) -> bool {
+    pub(crate) fn hold(&mut self, slot: usize, deposit: Option<&DepositedFd>) -> bool {
         self.unwatch(slot);
         let Some(place) = self.slots.get_mut(slot) else {
             return false;
@@ -432,7 +432,7 @@ impl Client {
 
     /// Deposits a descriptor of our own that a successor or the answer needs. The answer waits for
     /// the daemon. `None`: too many deposits.
-    pub(crate) fn deposit_own(&mut self, fd: OwnedFd) -> Option<Deposit> {
+    pub(crate) fn deposit_own(&mut self, fd: OwnedFd) -> Option<DepositedFd> {
         let deposit = self.deposit(Arc::new(fd))?;
         self.upcalls
             .push(Upcall::Deposits(self.socket, vec![deposit.clone()]));
@@ -440,14 +440,14 @@ impl Client {
         Some(deposit)
     }
 
-    pub(super) fn deposit(&mut self, fd: Arc<OwnedFd>) -> Option<Deposit> {
+    pub(super) fn deposit(&mut self, fd: Arc<OwnedFd>) -> Option<DepositedFd> {
         if self.deposits.len() >= MAX_DEPOSITS {
             return None;
         }
         let number = self.file.take_deposit()?;
         self.deposits.insert(number, fd.clone());
         self.changed = true;
-        Some(Deposit { number, fd })
+        Some(DepositedFd { number, fd })
     }
 
     pub(super) fn withdraw_unused(&mut self) {

@@ -15,7 +15,7 @@ use crate::upcall::Upcall;
 use forebay_device::ring::{Ring, RingOptions};
 use forebay_guest::Area;
 use forebay_xlate::VolumeId;
-use forebay_xlate::boundary::message::{ExportConfig, ExportId, Frontend as Kind};
+use forebay_xlate::boundary::message::{ExportConfig, ExportId, FrontendKind as Kind};
 use forebay_xlate::boundary::region::Region;
 use forebay_xlate::kill::{Killed, arm_here};
 use rustix::event::{EventfdFlags, eventfd};
