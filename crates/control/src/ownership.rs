@@ -17,8 +17,9 @@ use std::time::{Duration, Instant};
 use forebay_device::heartbeat::{
     Beat, CLAIM_MS, HEARTBEAT_BYTES, HEARTBEAT_OFFSET_BYTES, Holder, PAUSE_MS, PERIOD_MS, WINDOW_MS,
 };
-use forebay_pool::{BlockStore, Label, LabelFormat, LabelOwner, Stamp, Uuid};
+use forebay_pool::{BlockStore, Label, LabelFormat, LabelOwner, Stamp};
 use tokio::sync::Notify;
+use uuid::Uuid;
 
 use crate::files::lock_file;
 use crate::model::error::{self, ApiError};
@@ -63,7 +64,7 @@ fn owner_id(state_dir: &Path) -> io::Result<Uuid> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(error) => return Err(damaged(&error)),
     }
-    let id = Uuid::random().map_err(io::Error::other)?;
+    let id = Uuid::new_v4();
     let new = path.with_extension("new");
     let mut file = std::fs::OpenOptions::new()
         .write(true)
@@ -108,7 +109,7 @@ impl Installation {
 
     pub(crate) fn holder(&self) -> Holder {
         Holder {
-            owner: self.owner.id.0,
+            owner: self.owner.id.into_bytes(),
             boot: self.boot,
             host: self.owner.host.clone(),
         }

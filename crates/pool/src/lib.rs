@@ -28,7 +28,6 @@ mod open;
 mod pool;
 mod records;
 mod store;
-mod uuid;
 mod volumes;
 
 pub use catalog::{Catalog, CatalogHealth, CatalogUsage};
@@ -75,7 +74,6 @@ pub use records::{
     SocketOwner, TenantId, TenantRecord, VolumeRecord,
 };
 pub use store::{BLOCK_BYTES, BlockStore, MemStore, bounded::BoundedStore};
-pub use uuid::Uuid;
 pub use volumes::{
     VolumeSpace, Volumes,
     faults::{FaultAnswer, Released},

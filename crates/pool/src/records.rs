@@ -1,12 +1,13 @@
 //! The catalog's records as structs, encoded with postcard behind a version byte (`codec`). Ids
 //! come from one counter per pool and are never reused.
 
-use crate::{extents::space::PoolSettings, uuid::Uuid};
+use crate::extents::space::PoolSettings;
 use forebay_nvme::reservation::Reservations;
 use forebay_xlate::boundary::message::{FrontendKind, PortConfig, ReserveToken};
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 use serde::{Deserialize, Serialize};
 use std::fmt;
+use uuid::Uuid;
 
 /// A tenant's id in its pool.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
@@ -34,6 +35,7 @@ pub struct PoolInfo {
     /// The name.
     pub name: String,
     /// The identity, as in every label.
+    #[serde(with = "uuid::serde::compact")]
     pub uuid: Uuid,
     /// The size of an extent in bytes, a power of two.
     pub extent_bytes: u64,
@@ -64,6 +66,7 @@ pub struct DeviceRecord {
     /// Its index.
     pub index: DeviceIndex,
     /// Its identity in its label.
+    #[serde(with = "uuid::serde::compact")]
     pub uuid: Uuid,
     /// Where it was last found, as in `file:/path`.
     pub spec: String,
@@ -94,6 +97,7 @@ pub struct VolumeRecord {
     /// Its identity.
     pub id: VolumeId,
     /// Identity for hosts: the source of NGUID, UUID and serial.
+    #[serde(with = "uuid::serde::compact")]
     pub uuid: Uuid,
     /// Its tenant.
     pub tenant: TenantId,

@@ -4,13 +4,14 @@ mod common;
 
 use common::{DRAINED, commit, new_pool, reopen, spec, stores, try_open};
 use forebay_pool::{
-    ErrorKind, ExportId, MAX_VOLUME_BYTES, NewExport, NewVolume, Pool, PoolError, Probe, Uuid,
-    create, destroy, probe,
+    ErrorKind, ExportId, MAX_VOLUME_BYTES, NewExport, NewVolume, Pool, PoolError, Probe, create,
+    destroy, probe,
 };
 use forebay_qos::budget::{Budget, Burst, LEAST, Rate};
 use forebay_qos::stated::Stated;
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 use std::sync::Arc;
+use uuid::Uuid;
 
 fn new(tenant: &str, name: &str, size_bytes: u64, block_bytes: Option<u32>) -> NewVolume {
     NewVolume {

@@ -5,10 +5,11 @@ mod common;
 use common::{DRAINED, EXTENT, commit, new_pool, reopen, stores};
 use forebay_pool::{
     Catalog, Check, DeviceHealth, DeviceRecord, DeviceRun, ErrorKind, FaultAnswer, NewVolume,
-    Placement, Pool, PoolSettings, QuarantineMark, Released, Uuid,
+    Placement, Pool, PoolSettings, QuarantineMark, Released,
 };
 use forebay_xlate::types::{DeviceIndex, ExtentIndex, VolumeId};
 use std::collections::BTreeSet;
+use uuid::Uuid;
 
 const D0: DeviceIndex = DeviceIndex(0);
 const D1: DeviceIndex = DeviceIndex(1);
@@ -287,7 +288,7 @@ fn a_new_device_is_used_when_it_is_ready() {
     assert_eq!(write(&mut pool, &catalog, v, total), FaultAnswer::NoSpace);
     let record = |index, block_bytes| DeviceRecord {
         index: DeviceIndex(index),
-        uuid: Uuid::random().unwrap(),
+        uuid: Uuid::new_v4(),
         spec: "mem:new".into(),
         extents: 100,
         ..DeviceRecord {

@@ -8,10 +8,11 @@ use common::powercut::Power;
 use forebay_pool::{
     BLOCK_BYTES, BlockStore, Catalog, DeviceHealth, ErrorKind, ExtentState, Label, LabelFormat,
     LabelOwner, MemStore, NewDevice, NewVolume, OpenDevice, Opened, Pool, PoolSettings, PoolSpec,
-    Stamp, Uuid, add_device, create, open,
+    Stamp, add_device, create, open,
 };
 use forebay_xlate::types::{DeviceIndex, ExtentIndex};
 use std::sync::Arc;
+use uuid::Uuid;
 
 const SIZE: usize = DEVICE_BYTES as usize;
 
@@ -63,7 +64,7 @@ fn stamp(pool: &mut Pool, catalog: &Catalog, is_clean: bool) {
     commit(pool, catalog);
     let stamped = catalog.stamp(&Stamp {
         owner: LabelOwner {
-            id: Uuid([1; 16]),
+            id: Uuid::from_bytes([1; 16]),
             machine: String::new(),
             host: "here".into(),
         },

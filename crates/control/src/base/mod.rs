@@ -330,7 +330,7 @@ impl Base {
     pub(crate) fn device_config(&self, record: &DeviceRecord, extent_bytes: u64) -> DeviceConfig {
         DeviceConfig {
             device: record.index,
-            uuid: record.uuid.0,
+            uuid: record.uuid.into_bytes(),
             spec: self.device_spec(record),
             data_offset_bytes: record.data_offset_bytes,
             // The pool allows at most 4 MiB.
@@ -343,7 +343,7 @@ impl Base {
     pub(crate) fn volume_config(&self, pool: &Pool, record: &VolumeRecord) -> VolumeConfig {
         VolumeConfig {
             volume: record.id,
-            uuid: record.uuid.0,
+            uuid: record.uuid.into_bytes(),
             size_bytes: self.durable_size(pool, record),
             block_bytes: record.block_bytes,
             // The pool allows at most 4 MiB.

@@ -62,7 +62,7 @@ pub(crate) fn show_volume_budget(pool: &Pool, volume: VolumeId) -> Option<api::B
 }
 
 pub(crate) fn host_text(host: &HostId) -> String {
-    forebay_pool::Uuid(*host).to_string()
+    uuid::Uuid::from_bytes(*host).to_string()
 }
 
 pub(crate) fn show_reservation(core: &Core, volume: VolumeId) -> Option<VolumeReservation> {
@@ -267,7 +267,7 @@ pub(crate) fn total_extents(space: &Space) -> u64 {
 pub(crate) fn serial(volume: &VolumeRecord) -> String {
     volume
         .uuid
-        .0
+        .into_bytes()
         .iter()
         .take(10)
         .map(|byte| format!("{byte:02x}"))

@@ -119,7 +119,7 @@ impl Daemon {
             is_new,
         } = open;
         self.record_devices(&pool);
-        let pool_id = pool.info().uuid.0;
+        let pool_id = pool.info().uuid.into_bytes();
         let mut live = self.find_engine(record, pool_id).await?;
         let deposited = live
             .as_mut()

@@ -14,7 +14,8 @@ use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 use forebay_device::{DeviceKind, DeviceSpec};
-use forebay_pool::{BLOCK_BYTES, Uuid};
+use forebay_pool::BLOCK_BYTES;
+use uuid::Uuid;
 
 /// A folder with more entries is not a place for pools.
 const ENTRIES_MAX: usize = 4096;
@@ -88,7 +89,7 @@ fn names(path: &Path, device: &Uuid) -> bool {
             .read_to_end(&mut head)
             .map(drop)
     });
-    read.is_ok() && head.windows(16).any(|bytes| bytes == device.0)
+    read.is_ok() && head.windows(16).any(|bytes| bytes == device.as_bytes())
 }
 
 /// The device's specification at another path.
@@ -112,14 +113,14 @@ mod tests {
     fn what_names_the_device_is_a_candidate_and_nothing_else() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
-        let device = Uuid([7; 16]);
+        let device = Uuid::from_bytes([7; 16]);
         let mut label = vec![0; 100];
-        label.extend(device.0);
+        label.extend(device.as_bytes());
         std::fs::write(at("renamed"), &label).unwrap();
         std::fs::write(at("other"), vec![8; 8192]).unwrap();
         std::fs::write(at("short"), b"").unwrap();
         let mut deep = vec![0; LABEL_BYTES];
-        deep.extend(device.0);
+        deep.extend(device.as_bytes());
         std::fs::write(at("not-in-its-label"), &deep).unwrap();
         std::fs::create_dir(at("folder")).unwrap();
         let folders = folders([format!("file:{}", at("was").display()).as_str()].into_iter());

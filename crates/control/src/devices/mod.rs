@@ -22,8 +22,9 @@ use forebay_device::fence::FenceError;
 use forebay_device::size::format_bytes;
 use forebay_device::sync_io::SyncDevice;
 use forebay_device::{DeviceError, DeviceSpec, OpenOptions};
-use forebay_pool::{BlockStore, Catalog, ErrorKind, Pool, PoolError, Probe, Uuid};
+use forebay_pool::{BlockStore, Catalog, ErrorKind, Pool, PoolError, Probe};
 use forebay_xlate::DeviceIndex;
+use uuid::Uuid;
 
 pub(crate) use self::create::{
     NewPoolDevice, create, create_embedded, open_new, refuse_own, remove_made, reserve_catalog,

@@ -10,7 +10,8 @@ use std::sync::Arc;
 
 use forebay_device::DeviceSpec;
 use forebay_device::size::format_bytes;
-use forebay_pool::{ErrorKind, Label, OpenDevice, Opened, Pool, PoolError, Uuid};
+use forebay_pool::{ErrorKind, Label, OpenDevice, Opened, Pool, PoolError};
+use uuid::Uuid;
 
 use super::create::{engine_block_bytes, reserve_catalog};
 use super::inspect::{self, Checked, Opening};

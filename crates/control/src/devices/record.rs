@@ -6,8 +6,9 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use forebay_pool::{Pool, Uuid};
+use forebay_pool::Pool;
 use serde::{Deserialize, Serialize};
+use uuid::Uuid;
 
 use crate::files;
 
@@ -16,6 +17,7 @@ const RECORD_VERSION: u32 = 2;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Recorded {
     version: u32,
+    #[serde(with = "uuid::serde::compact")]
     pub(crate) pool: Uuid,
     pub(crate) name: String,
     pub(crate) devices: Vec<RecordedDevice>,
@@ -23,6 +25,7 @@ pub(crate) struct Recorded {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct RecordedDevice {
+    #[serde(with = "uuid::serde::compact")]
     pub(crate) uuid: Uuid,
     pub(crate) spec: String,
     /// Set when it was truncated to this size while in use, until the operator accepts that.

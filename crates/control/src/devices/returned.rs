@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 
 use forebay_device::{DeviceInfo, DeviceKind};
-use forebay_pool::{Label, Uuid};
+use forebay_pool::Label;
+use uuid::Uuid;
 
 use super::open::{FORCE_HINT, cut_short, refuse_cut_short};
 use super::record::Recorded;

@@ -76,7 +76,7 @@ impl Grants {
         boot_id: &[u8; 16],
         capacity: usize,
     ) -> io::Result<Self> {
-        let table = new_table(path, capacity, boot_id, &pool.info().uuid.0)?;
+        let table = new_table(path, capacity, boot_id, pool.info().uuid.as_bytes())?;
         let stamp = stamp(boot_id, table.memory())?;
         Ok(Self {
             table,
@@ -97,7 +97,7 @@ impl Grants {
         boot_id: &[u8; 16],
         capacity: usize,
     ) -> io::Result<Self> {
-        let pool_id = pool.info().uuid.0;
+        let pool_id = pool.info().uuid.into_bytes();
         let memory = match deposited {
             Some(descriptor) => Some(SharedMemory::from_fd(descriptor)?),
             None => match SharedMemory::open(path) {

@@ -3,6 +3,8 @@
 
 use forebay_pool::MAX_DEVICES;
 use forebay_xlate::boundary::message::MAX_VM_QUEUES;
+use uuid::Uuid;
+use uuid::fmt::Hyphenated;
 
 use super::error::ApiError;
 use super::{ExportCreate, ExportFrontend, TRANSFER_HOST_PREFIX};
@@ -78,12 +80,7 @@ const OF_UUID: &str = "nqn.2014-08.org.nvmexpress:uuid:";
 const DISCOVERY: &str = "nqn.2014-08.org.nvmexpress.discovery";
 
 fn is_uuid(text: &str) -> bool {
-    let mut parts = text.split('-');
-    let is_hex = |part: &str| part.bytes().all(|byte| byte.is_ascii_hexdigit());
-    [8, 4, 4, 4, 12].into_iter().all(|length| {
-        let part = parts.next();
-        part.is_some_and(|part| part.len() == length && is_hex(part))
-    }) && parts.next().is_none()
+    text.len() == Hyphenated::LENGTH && Uuid::try_parse(text).is_ok()
 }
 
 /// Checks a host's NQN, at most 223 bytes.

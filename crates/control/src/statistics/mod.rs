@@ -16,7 +16,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use forebay_pool::{ExportId, ExportRecord, TenantId, Uuid};
+use forebay_pool::{ExportId, ExportRecord, TenantId};
 use forebay_qos::budget::MOST;
 use forebay_xlate::boundary::message::Past;
 use forebay_xlate::boundary::region::{
@@ -25,6 +25,7 @@ use forebay_xlate::boundary::region::{
 };
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
+use uuid::Uuid;
 
 use crate::base::Base;
 use crate::base::show::{

@@ -17,7 +17,7 @@ pub(super) async fn greet(owner: &Owner, fd: OwnedFd) -> Result<Greeting, GreetE
     let (pool, table) = {
         let core = owner.base.core.borrow();
         let table = core.grants.memory().fd().try_clone_to_owned()?;
-        (core.pool.info().uuid.0, table)
+        (core.pool.info().uuid.into_bytes(), table)
     };
     Session::greet(fd, pool, Some(table), GREET_LIMIT).await
 }

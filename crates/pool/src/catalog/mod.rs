@@ -18,7 +18,6 @@ use crate::{
     mirror::lineage::Epoch,
     mirror::{Backend, CatalogCopy, CopyState, FoundArea, Mirror},
     store::BlockStore,
-    uuid::Uuid,
 };
 use forebay_xlate::types::DeviceIndex;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition};
@@ -30,6 +29,7 @@ use std::{
     },
     time::Duration,
 };
+use uuid::Uuid;
 
 type Definition = TableDefinition<'static, (u64, u64), &'static [u8]>;
 

@@ -8,9 +8,9 @@ use crate::{
     error::{PoolError, Result},
     mirror::lineage::Epoch,
     store::BLOCK_BYTES,
-    uuid::Uuid,
 };
 use forebay_xlate::types::DeviceIndex;
+use uuid::Uuid;
 use zerocopy::{
     FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout,
     little_endian::{U32, U64},
@@ -210,7 +210,7 @@ impl LabelBlock {
         let owner = match self.has_owner {
             0 => None,
             _ => Some(LabelOwner {
-                id: Uuid(self.owner_id),
+                id: Uuid::from_bytes(self.owner_id),
                 machine: text(&self.owner_machine, self.owner_machine_bytes.into())?,
                 host: text(&self.owner_host, self.owner_host_bytes.into())?,
             }),
@@ -218,9 +218,9 @@ impl LabelBlock {
         Some(Label {
             format,
             generation: self.generation.get(),
-            pool_uuid: Uuid(self.pool_uuid),
+            pool_uuid: Uuid::from_bytes(self.pool_uuid),
             pool_name: text(&self.name, self.name_bytes.get() as usize)?,
-            device_uuid: Uuid(self.device_uuid),
+            device_uuid: Uuid::from_bytes(self.device_uuid),
             device_index: DeviceIndex(u8::try_from(self.device_index.get()).ok()?),
             block_bytes: self.block_bytes.get(),
             extent_bytes: self.extent_bytes.get(),
@@ -253,8 +253,8 @@ impl LabelBlock {
             LabelFormat::Old => OLD_VERSION,
         });
         block.generation = U64::new(label.generation);
-        block.pool_uuid = label.pool_uuid.0;
-        block.device_uuid = label.device_uuid.0;
+        block.pool_uuid = label.pool_uuid.into_bytes();
+        block.device_uuid = label.device_uuid.into_bytes();
         block.device_index = U32::new(u32::from(label.device_index.0));
         block.catalog_areas = U32::new(label.catalog_areas);
         block.block_bytes = U32::new(label.block_bytes);
@@ -273,7 +273,7 @@ impl LabelBlock {
             block.is_clean = u8::from(label.is_clean);
             if let Some(owner) = &label.owner {
                 block.has_owner = 1;
-                block.owner_id = owner.id.0;
+                block.owner_id = owner.id.into_bytes();
                 // Both at most 64.
                 block.owner_machine_bytes = put(&mut block.owner_machine, &owner.machine) as u8;
                 block.owner_host_bytes = put(&mut block.owner_host, &owner.host) as u8;

@@ -19,11 +19,11 @@ use crate::{
     layout::CATALOG_OFFSET_BYTES,
     mirror::lineage::Epoch,
     store::{BLOCK_BYTES, BlockStore},
-    uuid::Uuid,
 };
 use forebay_device::heartbeat::{HEARTBEAT_BYTES, HEARTBEAT_OFFSET_BYTES};
 use forebay_device::size::format_bytes;
 use forebay_xlate::types::DeviceIndex;
+use uuid::Uuid;
 use zerocopy::IntoBytes;
 
 const FIRST: u64 = 0;

@@ -7,9 +7,9 @@ fn label() -> Label {
     Label {
         format: LabelFormat::Current,
         generation: 3,
-        pool_uuid: Uuid([1; 16]),
+        pool_uuid: Uuid::from_bytes([1; 16]),
         pool_name: "main".into(),
-        device_uuid: Uuid([2; 16]),
+        device_uuid: Uuid::from_bytes([2; 16]),
         device_index: DeviceIndex(0),
         block_bytes: 512,
         extent_bytes: 65536,
@@ -210,7 +210,7 @@ fn an_upgrade_that_is_cut_short_is_finished() {
 fn stamp(number: u64) -> Stamp {
     Stamp {
         owner: LabelOwner {
-            id: Uuid([9; 16]),
+            id: Uuid::from_bytes([9; 16]),
             machine: "0123456789abcdef0123456789abcdef".into(),
             host: "alpha".into(),
         },

@@ -49,7 +49,7 @@ impl Mirror {
         let mut state = State {
             seq: 0,
             len: 0,
-            lineage: Lineage::first(epoch_name()?),
+            lineage: Lineage::first(epoch_name()),
             devices: [NO_DEVICE; 2],
             alone: false,
             base_unsynced: false,

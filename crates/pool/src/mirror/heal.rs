@@ -8,13 +8,13 @@ use super::{CatalogCopy, CopyState, Mirror, MirrorHealth, State, sync::sync_area
 use crate::{
     label::Label,
     mirror::area::{Area, NO_DEVICE},
-    uuid::Uuid,
 };
 use forebay_xlate::types::DeviceIndex;
 use std::{
     io,
     sync::{MutexGuard, PoisonError},
 };
+use uuid::Uuid;
 
 /// Failed areas and labels whose devices answer.
 #[derive(Default)]

@@ -11,9 +11,9 @@ use crate::{
     mirror::area::NO_DEVICE,
     mirror::lineage::Epoch,
     store::BlockStore,
-    uuid::Uuid,
 };
 use std::sync::Arc;
+use uuid::Uuid;
 
 struct Known {
     device: Uuid,

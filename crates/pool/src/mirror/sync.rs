@@ -11,16 +11,13 @@ use super::State;
 use crate::{
     mirror::area::{Area, AreaHeader, BLOCK, root},
     store::BLOCK_BYTES,
-    uuid::Uuid,
 };
 use std::io;
+use uuid::Uuid;
 
-pub(super) fn epoch_name() -> io::Result<u64> {
-    let uuid = Uuid::random().map_err(io::Error::other)?;
-    let mut bytes = [0; 8];
-    bytes.copy_from_slice(&uuid.0[8..]);
     // Two of these bits are the constant variant, 62 are random.
-    Ok(u64::from_le_bytes(bytes))
+pub(super) fn epoch_name() -> u64 {
+    Uuid::new_v4().as_u64_pair().1
 }
 
 /// Syncs each device once, all at the same time.
@@ -48,7 +45,7 @@ impl State {
         // Each further round has one copy less.
         loop {
             if self.new_epoch {
-                self.lineage.begin(epoch_name()?, self.seq);
+                self.lineage.begin(epoch_name(), self.seq);
                 self.alone = self.replicas.len() == 1;
                 self.head_dirty = true;
                 self.new_epoch = false;

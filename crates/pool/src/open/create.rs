@@ -19,10 +19,10 @@ use crate::{
     pool::{Pool, initial_state},
     records::{DeviceRecord, PoolInfo},
     store::{BLOCK_BYTES, BlockStore},
-    uuid::Uuid,
 };
 use forebay_xlate::types::DeviceIndex;
 use std::sync::Arc;
+use uuid::Uuid;
 
 /// The size of each end, where other software keeps its marks.
 const ENDS_BYTES: u64 = 1 << 20;
@@ -98,7 +98,7 @@ pub(crate) fn describe(
 ) -> Result<(DeviceRecord, Label)> {
     let record = DeviceRecord {
         index,
-        uuid: Uuid::random()?,
+        uuid: Uuid::new_v4(),
         spec: device.spec.clone(),
         extents: layout.extents,
         data_offset_bytes: layout.data_offset_bytes,
@@ -135,7 +135,7 @@ pub(crate) fn areas_of(label: &Label, store: &Arc<dyn BlockStore>) -> Result<Vec
                 label.device_index,
                 label.catalog_offset_bytes + nth * label.catalog_bytes,
                 label.catalog_bytes,
-                label.pool_uuid.0,
+                label.pool_uuid.into_bytes(),
             )
             .map_err(|error| PoolError::damaged(format!("{}: {error}", label.device_index)))
         })
@@ -156,7 +156,7 @@ pub fn create(spec: &PoolSpec) -> Result<(Pool, Catalog)> {
     let layouts = layout::plan(&capacities, spec.extent_bytes)?;
     let info = PoolInfo {
         name: spec.name.clone(),
-        uuid: Uuid::random()?,
+        uuid: Uuid::new_v4(),
         extent_bytes: spec.extent_bytes,
         created_s: spec.now_s,
         boot_id: String::new(),

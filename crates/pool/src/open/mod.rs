@@ -19,12 +19,12 @@ use crate::{
     pool::Pool,
     records::DeviceRecord,
     store::BlockStore,
-    uuid::Uuid,
 };
 use create::areas_of;
 use forebay_xlate::types::DeviceIndex;
 use load::load;
 use std::sync::Arc;
+use uuid::Uuid;
 
 /// A device that may belong to a pool.
 #[derive(Clone)]

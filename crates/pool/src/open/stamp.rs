@@ -10,8 +10,8 @@ use crate::{
     catalog::Catalog,
     error::Result,
     label::{Label, LabelFormat, Stamp},
-    uuid::Uuid,
 };
+use uuid::Uuid;
 
 /// The result of a stamp.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]

@@ -15,7 +15,6 @@ use crate::{
     error::{PoolError, Result},
     journal::{Journal, batch::Table},
     records::{ExportId, ExportRecord, NewExport, PoolInfo, TenantId, TenantRecord, VolumeRecord},
-    uuid::Uuid,
     volumes::faults::Released,
 };
 use forebay_device::size::format_bytes;
@@ -24,6 +23,7 @@ use forebay_qos::stated::Stated;
 use forebay_xlate::boundary::message::{PathState, ReserveToken};
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 use std::collections::BTreeSet;
+use uuid::Uuid;
 
 /// The largest volume, in bytes.
 pub const MAX_VOLUME_BYTES: u64 = 64 << 40;
@@ -153,7 +153,7 @@ impl Pool {
             new.reserved_bytes,
             new.size_bytes,
         )?;
-        let uuid = Uuid::random()?;
+        let uuid = Uuid::new_v4();
         let id = VolumeId(new_id(&mut self.info, &mut self.journal));
         self.volumes.insert(VolumeRecord {
             id,

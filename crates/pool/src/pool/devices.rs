@@ -9,9 +9,9 @@ use crate::{
     extents::{DeviceHealth, space::PoolSettings},
     journal::batch::{BatchId, Table},
     records::DeviceRecord,
-    uuid::Uuid,
 };
 use forebay_xlate::types::DeviceIndex;
+use uuid::Uuid;
 
 impl Pool {
     /// Sets a device's health. Extents are allocated, reserved and zero-filled only on online

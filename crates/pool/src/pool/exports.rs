@@ -4,11 +4,11 @@ use crate::{
     error::{PoolError, Result},
     journal::{Journal, batch::Table},
     records::{ExportId, ExportRecord, NewExport, TenantRecord, VolumeRecord},
-    uuid::Uuid,
 };
 use forebay_xlate::boundary::message::{FrontendKind, MAX_VM_QUEUES};
 use forebay_xlate::types::VolumeId;
 use std::collections::{BTreeMap, BTreeSet};
+use uuid::Uuid;
 
 /// The prefix of an export's NQN; `<node>:<tenant>.<volume>` follows.
 pub const NQN_PREFIX: &str = "nqn.2026-01.io.forebay:";
@@ -65,7 +65,7 @@ pub(super) fn new_nqn(
 ) -> Result<String> {
     let mut node = node.unwrap_or_default().to_owned();
     if node.is_empty() {
-        let digits = pool.0.iter().take(UUID_BYTES_IN_NQN);
+        let digits = pool.as_bytes().iter().take(UUID_BYTES_IN_NQN);
         node = digits.map(|byte| format!("{byte:02x}")).collect();
     }
     let nqn = format!("{NQN_PREFIX}{node}:{}.{}", tenant.name, volume.name);

@@ -76,7 +76,7 @@ impl Line {
         let (fake, fd) = Fake::new(self.life.fake.generation + 1);
         self.life.fake = fake.after(&self.life.fake).with_memory();
         let owner = self.life.owner.clone();
-        let pool = owner.base.core.borrow().pool.info().uuid.0;
+        let pool = owner.base.core.borrow().pool.info().uuid.into_bytes();
         let greet = Session::greet(fd, pool, None, Duration::from_secs(60));
         let (greeting, _) = tokio::join!(greet, self.life.fake.welcome(pool, None));
         let greeting = greeting.unwrap();

@@ -134,7 +134,7 @@ async fn lives_of(seed: u64) {
     }
     for _ in 0..6 {
         some_time(&mut life, &mut random, &mut names).await;
-        let pool = life.owner.base.core.borrow().pool.info().uuid.0;
+        let pool = life.owner.base.core.borrow().pool.info().uuid.into_bytes();
         let mut fake = life.kill().await;
         fake.take_the_rest();
         assert_listed(&fake, &listed(&place, pool), seed);

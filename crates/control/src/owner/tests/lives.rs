@@ -102,7 +102,7 @@ fn a_new_daemon_goes_on_with_a_live_engine() {
         std::fs::remove_file(place.grants()).unwrap();
 
         let mut open = devices::open(&place.specs()).unwrap();
-        let pool = open.pool.info().uuid.0;
+        let pool = open.pool.info().uuid.into_bytes();
         let (fake, fd) = Fake::new(1);
         let mut fake = fake.after(&before);
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

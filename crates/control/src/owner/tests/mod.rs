@@ -212,7 +212,7 @@ impl Life {
     /// The next daemon, with the previous engine.
     async fn take_over(place: &Place, begin: Begin, mut fake: Fake) -> Self {
         let mut open = devices::open(&place.specs()).unwrap();
-        let pool = open.pool.info().uuid.0;
+        let pool = open.pool.info().uuid.into_bytes();
         let fd = fake.reconnect();
         let table = Some(std::fs::File::open(place.grants()).unwrap().into());
         let greet = Session::greet(fd, pool, None, Duration::from_secs(60));
@@ -260,7 +260,7 @@ impl Life {
     }
 
     async fn converse(&mut self, fd: std::os::fd::OwnedFd) {
-        let pool = self.owner.base.core.borrow().pool.info().uuid.0;
+        let pool = self.owner.base.core.borrow().pool.info().uuid.into_bytes();
         let table = self
             .owner
             .base

@@ -5,7 +5,8 @@
 //! does. Each life ends with a power cut or a kill.
 
 use super::*;
-use crate::{label::Label, mirror::lineage::Epoch, uuid::Uuid};
+use crate::{label::Label, mirror::lineage::Epoch};
+use uuid::Uuid;
 
 const AREA_AT: u64 = 8192;
 const AREA: u64 = 120 * 4096;
@@ -196,9 +197,9 @@ fn label(device: u8, epoch: Epoch) -> Label {
     Label {
         format: crate::label::LabelFormat::Old,
         generation: 1,
-        pool_uuid: Uuid(OWNER),
+        pool_uuid: Uuid::from_bytes(OWNER),
         pool_name: "p".to_owned(),
-        device_uuid: Uuid([device + 1; 16]),
+        device_uuid: Uuid::from_bytes([device + 1; 16]),
         device_index: DeviceIndex(device),
         block_bytes: 4096,
         extent_bytes: 65536,
