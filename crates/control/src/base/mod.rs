@@ -6,7 +6,6 @@
 
 pub(crate) mod commit;
 pub(crate) mod show;
-pub(crate) mod together;
 pub(crate) mod turns;
 pub(crate) mod waits;
 

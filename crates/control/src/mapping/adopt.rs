@@ -17,10 +17,10 @@ use forebay_pool::{Adopted, ErrorKind, Pool};
 use forebay_xlate::grants::GrantTable;
 use forebay_xlate::shm::SharedMemory;
 use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId};
+use futures_util::future::join_all;
 use tokio::time::{sleep, timeout};
 
 use crate::base::Base;
-use crate::base::together::join_all;
 use crate::link::session::Session;
 use crate::mapping::flush::Flusher;
 use crate::mapping::revoke::Revoker;

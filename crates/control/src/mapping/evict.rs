@@ -13,10 +13,10 @@ use forebay_pool::FaultAnswer;
 use forebay_xlate::grants::Grant;
 use forebay_xlate::owner_side::NotForgotten;
 use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId};
+use futures_util::future::join_all;
 use tokio::time::{sleep, timeout};
 
 use crate::base::Core;
-use crate::base::together::join_all;
 use crate::link::session::AskError;
 use crate::mapping::fault::SPARE_ENTRIES;
 use crate::mapping::locks::LockGuard;

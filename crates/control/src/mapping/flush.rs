@@ -13,12 +13,12 @@ use forebay_pool::{ErrorKind, PoolError};
 use forebay_xlate::boundary::message::ToEngine;
 use forebay_xlate::grants::Grant;
 use forebay_xlate::{DeviceIndex, Rights, VolumeId};
+use futures_util::future::join_all;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::timeout;
 
 use crate::base::Base;
 use crate::base::commit::CommitError;
-use crate::base::together::join_all;
 use crate::link::Link;
 use crate::link::session::{AskError, Session};
 use crate::mapping::adopt::Adoption;

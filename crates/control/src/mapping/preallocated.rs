@@ -15,10 +15,10 @@ use std::time::Duration;
 use forebay_pool::{Pool, SpaceLevel};
 use forebay_xlate::boundary::message::MAX_TAKE_BACK;
 use forebay_xlate::{ExtentIndex, ExtentRange, VolumeId};
+use futures_util::future::join_all;
 use tokio::sync::Notify;
 use tokio::time::{Instant, MissedTickBehavior, interval_at, sleep, timeout};
 
-use crate::base::together::join_all;
 use crate::link::session::AskError;
 use crate::mapping::revoke::Revoker;
 

@@ -13,9 +13,9 @@ use forebay_pool::Released;
 use forebay_xlate::boundary::message::ToEngine;
 use forebay_xlate::owner_side::OutOfOrder;
 use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId};
+use futures_util::future::join_all;
 use tokio::time::{Instant, timeout_at};
 
-use crate::base::together::join_all;
 use crate::base::waits::Wait;
 use crate::base::{Base, count};
 use crate::link::Link;
