@@ -36,11 +36,11 @@ fn main() -> Result<()> {
     let mut deaths = Vec::new();
     let mut fences_ms = Vec::new();
     let mut pauses_ms = Vec::new();
-    let mut dice = Dice(1);
+    let mut dice = Dice::with_seed(1);
     let loads = lab.during_load(Noticed::Nothing, |daemon, progress| {
         progress.more("every export is under load", 2 * u64::from(PER_SECOND))?;
         for _ in 0..kills {
-            std::thread::sleep(2 * WINDOW + Duration::from_millis(dice.below(100)));
+            std::thread::sleep(2 * WINDOW + Duration::from_millis(dice.u64(..100)));
             let engine = daemon.processes()?;
             deaths.push(Instant::now());
             daemon.kill_engine()?;

@@ -31,20 +31,8 @@ pub const DEVICE: u8 = 2;
 const MEDIA: u8 = 2;
 const POLL: Duration = Duration::from_millis(20);
 
-/// Reproducible random numbers from a seed.
-#[derive(Debug, Clone)]
-pub struct Dice(pub u64);
-
-impl Dice {
-    /// The next number below `limit`.
-    pub fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % limit.max(1)
-    }
-}
+/// A generator whose seed replays a run.
+pub use fastrand::Rng as Dice;
 
 /// The mix and the rate of commands.
 #[derive(Debug, Clone, Copy)]
@@ -152,7 +140,7 @@ impl Host {
             ends: Vec::new(),
             tolerates: Arc::new(AtomicU8::new(LATER)),
             cut: Arc::default(),
-            dice: Dice(number),
+            dice: Dice::with_seed(number),
         }
     }
 
@@ -392,13 +380,13 @@ impl Host {
         let all = self.shadow.blocks();
         for _ in 0..8 {
             let most = (longest_bytes / u64::from(self.block_bytes)).min(all);
-            let blocks = match self.dice.below(4) {
-                0 => 1 + self.dice.below(most),
-                1 => 1 + self.dice.below(most.min(32)),
-                _ => 1 + self.dice.below(most.min(8)),
+            let blocks = match self.dice.u64(..4) {
+                0 => 1 + self.dice.u64(..most),
+                1 => 1 + self.dice.u64(..most.min(32)),
+                _ => 1 + self.dice.u64(..most.min(8)),
             };
-            let mut lba = self.dice.below(all - blocks + 1);
-            if self.dice.below(3) == 0 {
+            let mut lba = self.dice.u64(..all - blocks + 1);
+            if self.dice.u64(..3) == 0 {
                 lba -= lba % most.min(64);
             }
             if self.shadow.is_quiet(lba, blocks as u32) {
@@ -409,7 +397,7 @@ impl Host {
     }
 
     fn next(&mut self) -> Option<(IoOp, Vec<u8>, Running)> {
-        let die = self.dice.below(100);
+        let die = self.dice.u64(..100);
         let Habits {
             reads,
             holes,
@@ -432,7 +420,7 @@ impl Host {
             return self.next_hole();
         }
         let (lba, blocks) = self.pick(self.habits.longest_bytes)?;
-        let fua = self.dice.below(100) < fua;
+        let fua = self.dice.u64(..100) < fua;
         let mut data = self.buffer(blocks);
         let change = self.shadow.begin(lba, blocks, Some(&mut data));
         Some((
@@ -443,10 +431,10 @@ impl Host {
     }
 
     fn next_hole(&mut self) -> Option<(IoOp, Vec<u8>, Running)> {
-        if self.dice.below(3) == 0 {
+        if self.dice.u64(..3) == 0 {
             let (lba, blocks) = self.pick(self.habits.longest_bytes)?;
             let change = self.shadow.begin(lba, blocks, None);
-            let deallocate = self.dice.below(2) == 0;
+            let deallocate = self.dice.u64(..2) == 0;
             let op = IoOp::WriteZeroes {
                 lba,
                 blocks,
@@ -456,7 +444,7 @@ impl Host {
         }
         let mut changes = Vec::new();
         let mut ranges = Vec::new();
-        for _ in 0..=self.dice.below(3) {
+        for _ in 0..=self.dice.u64(..3) {
             if let Some((lba, blocks)) = self.pick(LONGEST_HOLE_BYTES) {
                 changes.push(self.shadow.begin(lba, blocks, None));
                 ranges.push((lba, blocks));

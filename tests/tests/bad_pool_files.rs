@@ -121,19 +121,19 @@ fn damage(path: &Path, image: &[u8], before: &[u8], dice: &mut Dice) -> Result<S
             image[at..at + 4096].iter().any(|byte| *byte != 0)
         })
         .collect();
-    let block = used[dice.below(used.len() as u64) as usize];
+    let block = used[dice.usize(..used.len())];
     // Damage the label, which is the first block, more often.
-    let block = if dice.below(8) == 0 { 0 } else { block };
+    let block = if dice.u64(..8) == 0 { 0 } else { block };
     let at = block * 4096;
     let mut bytes = image[at as usize..at as usize + 4096].to_vec();
-    let what = match dice.below(6) {
+    let what = match dice.u64(..6) {
         4 | 5 => {
             // As if the writes of these blocks were lost.
             let old = |block: u64| &before[block as usize * 4096..][..4096];
             let new = |block: u64| &image[block as usize * 4096..][..4096];
             let changed: Vec<u64> = used.into_iter().filter(|b| old(*b) != new(*b)).collect();
-            let first = changed[dice.below(changed.len() as u64) as usize];
-            let count = 1 + dice.below(4);
+            let first = changed[dice.usize(..changed.len())];
+            let count = 1 + dice.u64(..4);
             let last = (first + count).min(image.len() as u64 / 4096);
             for block in first..last {
                 file.write_all_at(old(block), block * 4096)?;
@@ -141,7 +141,7 @@ fn damage(path: &Path, image: &[u8], before: &[u8], dice: &mut Dice) -> Result<S
             return Ok(format!("blocks {first}..{last} as they were"));
         }
         0 | 1 => {
-            let bit = dice.below(4096 * 8);
+            let bit = dice.u64(..4096 * 8);
             bytes[(bit / 8) as usize] ^= 1 << (bit % 8);
             format!("bit {bit} of block {block} flipped")
         }
@@ -150,7 +150,7 @@ fn damage(path: &Path, image: &[u8], before: &[u8], dice: &mut Dice) -> Result<S
             format!("block {block} lost")
         }
         _ => {
-            let other = used[dice.below(used.len() as u64) as usize] as usize * 4096;
+            let other = used[dice.usize(..used.len())] as usize * 4096;
             bytes.copy_from_slice(&image[other..other + 4096]);
             format!("block {block} has what block {} has", other / 4096)
         }
@@ -173,7 +173,7 @@ fn a_damaged_pool_file_is_repaired_or_named() -> Result<()> {
     lab.daemon.stop()?;
     let mut image = vec![0; lab.data_offset_bytes as usize];
     std::fs::File::open(&lab.path)?.read_exact_at(&mut image, 0)?;
-    let mut dice = Dice(17);
+    let mut dice = Dice::with_seed(17);
     let mut there = 0;
     for case in 0..24 {
         let what = damage(&lab.path, &image, &before, &mut dice)?;

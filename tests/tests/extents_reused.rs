@@ -165,7 +165,7 @@ fn delete_crash_no_double_owner() -> Result<()> {
     let (_, mut keeper) = lab.create("keeper", KEEPER)?;
     keeper.fill()?;
     let seed = count_from("FOREBAY_TEST_SEED", 11);
-    let mut dice = Dice(seed);
+    let mut dice = Dice::with_seed(seed);
     let mut left: Option<(String, Host)> = None;
     for round in 0..count_from("FOREBAY_TEST_ROUNDS", 8) {
         let (name, mut victim) = match left.take() {
@@ -182,7 +182,7 @@ fn delete_crash_no_double_owner() -> Result<()> {
         ensure!(export.success(), "{name}: its export");
         let mut deletion = lab.daemon.cli_command(&["volume", "delete", &name]);
         let mut deletion = deletion.stdout(Stdio::null()).spawn()?;
-        std::thread::sleep(Duration::from_micros(dice.below(20_000)));
+        std::thread::sleep(Duration::from_micros(dice.u64(..20_000)));
         let death = DEATHS[round as usize % DEATHS.len()];
         let promise = lab.die(death, &before, seed + round)?;
         let deleted = deletion.wait()?.success();
@@ -215,7 +215,7 @@ fn delete_crash_no_double_owner() -> Result<()> {
 fn freed_extent_never_shows_old_bytes() -> Result<()> {
     let mut lab = Lab::new()?;
     let seed = count_from("FOREBAY_TEST_SEED", 13);
-    let mut dice = Dice(seed);
+    let mut dice = Dice::with_seed(seed);
     for round in 0..count_from("FOREBAY_TEST_ROUNDS", 8) {
         let (name, mut victim) = lab.create("victim", VOLUME)?;
         victim.fill()?;
@@ -225,11 +225,11 @@ fn freed_extent_never_shows_old_bytes() -> Result<()> {
             true => deallocate(&mut victim)?,
             false => lab.delete(&name)?,
         }
-        std::thread::sleep(Duration::from_millis(dice.below(40)));
+        std::thread::sleep(Duration::from_millis(dice.u64(..40)));
         let (heir_name, mut heir) = lab.create("heir", VOLUME)?;
         // At the death, a part of the freed extents has a new owner.
         let before = lab.daemon.processes()?;
-        let blocks = dice.below(VOLUME / EXTENT);
+        let blocks = dice.u64(..VOLUME / EXTENT);
         let (session, mut queue) = heir.connect_soon()?;
         for extent in 0..blocks {
             heir.write_with(&mut queue, extent * (EXTENT / u64::from(BLOCK)), 1)?;

@@ -94,10 +94,10 @@ fn loaded(
 #[test]
 fn kill9_during_allocation() -> Result<()> {
     let (mut daemon, mut hosts) = lab()?;
-    let mut dice = Dice(count_from("FOREBAY_TEST_SEED", 9));
+    let mut dice = Dice::with_seed(count_from("FOREBAY_TEST_SEED", 9));
     for round in 0..count_from("FOREBAY_TEST_ROUNDS", 9) {
         let before = daemon.processes()?;
-        let delay = Duration::from_millis(dice.below(150));
+        let delay = Duration::from_millis(dice.u64(..150));
         let loads = loaded(&mut hosts, |more| {
             more("commands before a death", 100)?;
             std::thread::sleep(delay);

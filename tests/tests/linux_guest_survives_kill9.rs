@@ -41,10 +41,10 @@ fn linux_guest_survives_kill9() -> Result<()> {
             Ok((writes()? > before + 20).then_some(()))
         })
     };
-    let mut dice = Dice(1);
+    let mut dice = Dice::with_seed(1);
     for death in 1..=kills {
         more_writes(&format!("writes before death {death}"))?;
-        std::thread::sleep(Duration::from_millis(dice.below(800)));
+        std::thread::sleep(Duration::from_millis(dice.u64(..800)));
         let dead = daemon.kill_engine()?;
         daemon.wait_engine_after(dead.generation, MINUTE)?;
     }

@@ -158,7 +158,7 @@ fn chain_of_deaths(chain: &[(&str, u64)]) -> Result<()> {
 
 #[test]
 fn kill_at_each_point_of_machines() -> Result<()> {
-    let mut dice = Dice(lab::count_from("FOREBAY_TEST_SEED", 4));
+    let mut dice = Dice::with_seed(lab::count_from("FOREBAY_TEST_SEED", 4));
     let parts = ["vm.", "pcie."];
     // Only clients whose memory has no descriptor are asked (`frontend::vfio_user::tests::remote`
     // in the engine's crate).
@@ -179,7 +179,7 @@ fn kill_at_each_point_of_machines() -> Result<()> {
             true if !["vm.accepted", "vm.resumed"].contains(point) => 12,
             _ => 1,
         };
-        chain.push((*point, 1 + dice.below(most)));
+        chain.push((*point, 1 + dice.u64(..most)));
         if chain.len().is_multiple_of(4) {
             chain.extend(over.next().map(|point| (*point, 1)));
         }

@@ -116,27 +116,27 @@ impl Lab {
     }
 
     fn round(&mut self, seed: u64) -> Result<Vec<Cut>> {
-        let mut dice = Dice(seed);
+        let mut dice = Dice::with_seed(seed);
         let processes = self.daemon.processes()?;
         let (dying, dead) = (AtomicBool::new(false), AtomicBool::new(false));
-        let delay = Duration::from_millis(100 + dice.below(900));
-        let engine_first = dice.below(2) == 0;
+        let delay = Duration::from_millis(100 + dice.u64(..900));
+        let engine_first = dice.u64(..2) == 0;
         // Each flush and commit makes all earlier writes durable.
-        let mood = [Mood::Busy, Mood::Calm, Mood::Overwriting][dice.below(3) as usize];
+        let mood = [Mood::Busy, Mood::Calm, Mood::Overwriting][dice.usize(..3)];
         let mut kept = std::mem::take(&mut self.kept);
         for volume in &mut kept {
             volume.host.habits = match mood {
                 Mood::Busy => Habits::default(),
                 Mood::Calm => Habits {
-                    flushes: dice.below(2),
+                    flushes: dice.u64(..2),
                     fua: 0,
                     ..Habits::default()
                 },
                 Mood::Overwriting => Habits {
                     reads: 5,
                     holes: 0,
-                    flushes: dice.below(3),
-                    fua: dice.below(6),
+                    flushes: dice.u64(..3),
+                    fua: dice.u64(..6),
                     ..Habits::default()
                 },
             };
@@ -195,18 +195,18 @@ impl Lab {
     }
 
     fn come_or_go(&mut self, dice: &mut Dice) -> Result<()> {
-        if self.passing.len() < 2 || (self.passing.len() < 5 && dice.below(2) == 0) {
+        if self.passing.len() < 2 || (self.passing.len() < 5 && dice.u64(..2) == 0) {
             self.numbers += 1;
-            let block = [512, 4096][dice.below(2) as usize];
+            let block = [512, 4096][dice.usize(..2)];
             let volume = self.volume(format!("v{}", self.numbers), PASSING_BYTES, block);
             self.passing.push(volume);
             let volume = self.passing.last_mut().context("it was just put there")?;
             create(&self.daemon, &volume.name, PASSING_BYTES, block)?;
             volume.there = There::Yes;
-            let most = 20 + dice.below(300);
+            let most = 20 + dice.u64(..300);
             volume.host.load(|commands| commands < most)?;
         } else {
-            let at = dice.below(self.passing.len() as u64) as usize;
+            let at = dice.usize(..self.passing.len());
             let volume = &mut self.passing[at];
             volume.there = There::Perhaps;
             self.daemon

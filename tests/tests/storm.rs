@@ -85,8 +85,8 @@ fn reset(socket: &TcpStream) {
 
 fn visit(address: SocketAddr, nqn: &str, kind: u64, dice: &mut Dice) -> Result<()> {
     let cut = |host: &mut RawHost, bytes: &[u8], dice: &mut Dice| {
-        let end = dice.below(bytes.len() as u64 + 1) as usize;
         // An early cut may make the rest fail.
+        let end = dice.usize(..bytes.len() + 1);
         let _ = std::io::Write::write_all(&mut host.socket, &bytes[..end]);
     };
     let ic_req_bytes = || {
@@ -101,7 +101,7 @@ fn visit(address: SocketAddr, nqn: &str, kind: u64, dice: &mut Dice) -> Result<(
         }
         1 => {
             let host = RawHost::dial(address);
-            if dice.below(2) == 0 {
+            if dice.u64(..2) == 0 {
                 reset(&host.socket);
             }
         }
@@ -155,13 +155,13 @@ fn connect_discover_storm() -> Result<()> {
                 .map(|number| {
                     let (nqn, visits) = (&nqn, &visits);
                     scope.spawn(move || -> Result<()> {
-                        let mut dice = Dice(number + 1);
                         // 250 a second each, if the node can.
+                        let mut dice = Dice::with_seed(number + 1);
                         let start = Instant::now();
                         for i in 0..seconds * 250 {
                             let due = start + Duration::from_millis(4 * i);
                             std::thread::sleep(due.saturating_duration_since(Instant::now()));
-                            visit(address, nqn, dice.below(5), &mut dice)
+                            visit(address, nqn, dice.u64(..5), &mut dice)
                                 .with_context(|| format!("visit {i} of {number}"))?;
                             visits.fetch_add(1, Relaxed);
                         }
@@ -317,35 +317,35 @@ fn silent_writers_are_ended_and_hold_up_nobody() -> Result<()> {
 
 /// Method, path, body, and whether it must be refused.
 fn change(dice: &mut Dice) -> (&'static str, String, String, bool) {
-    let tenant = ["t", "t", "u"][dice.below(3) as usize];
-    let volume = ["a", "b", "c", "d"][dice.below(4) as usize];
+    let tenant = ["t", "t", "u"][dice.usize(..3)];
+    let volume = ["a", "b", "c", "d"][dice.usize(..4)];
     let of_tenant = format!("/v1/tenants/{tenant}/budget");
     let of_volume = format!("/v1/tenants/t/volumes/{volume}/budget");
     // Sometimes a rate, but never so low that hosts seem to hang.
     let rate = |dice: &mut Dice, least: u64| {
         let (iops, bytes_s) = (
-            least + dice.below(2000),
-            (least + dice.below(2000)) * 16_384,
+            least + dice.u64(..2000),
+            (least + dice.u64(..2000)) * 16_384,
         );
-        match dice.below(3) {
+        match dice.u64(..3) {
             0 => json!({ "iops": iops }),
             1 => json!({ "bytes_s": bytes_s }),
             _ => json!({ "iops": iops, "bytes_s": bytes_s }),
         }
     };
-    match dice.below(100) {
+    match dice.u64(..100) {
         0..35 => {
             let mut put = json!({ "base": rate(dice, 1000), "burst": rate(dice, 3000) });
-            if dice.below(2) == 0 {
-                put["credit_s"] = json!(1 + dice.below(60));
+            if dice.u64(..2) == 0 {
+                put["credit_s"] = json!(1 + dice.u64(..60));
             }
             ("PUT", of_tenant, put.to_string(), false)
         }
         35..42 => ("DELETE", of_tenant, String::new(), false),
         42..60 => {
             let mut put = json!({ "burst": rate(dice, 1000) });
-            if dice.below(2) == 0 {
-                put["base"] = json!({ "iops": 100 + dice.below(300), "bytes_s": 1 << 20 });
+            if dice.u64(..2) == 0 {
+                put["base"] = json!({ "iops": 100 + dice.u64(..300), "bytes_s": 1 << 20 });
             }
             ("PUT", of_volume, put.to_string(), false)
         }
@@ -362,8 +362,8 @@ fn change(dice: &mut Dice) -> (&'static str, String, String, bool) {
                 "{",
                 "{}",
             ];
-            let bad = bad[dice.below(bad.len() as u64) as usize].to_owned();
-            let of = if dice.below(2) == 0 {
+            let bad = bad[dice.usize(..bad.len())].to_owned();
+            let of = if dice.u64(..2) == 0 {
                 of_tenant
             } else {
                 of_volume
@@ -373,8 +373,8 @@ fn change(dice: &mut Dice) -> (&'static str, String, String, bool) {
         88..90 => {
             let spreads = ["one_to_one", "one_to_n"];
             let update = json!({
-                "spread": spreads[dice.below(2) as usize],
-                "params": { "window_ns": 200_000 + dice.below(800_000) },
+                "spread": spreads[dice.usize(..2)],
+                "params": { "window_ns": 200_000 + dice.u64(..800_000) },
             });
             (
                 "PATCH",
@@ -436,7 +436,7 @@ fn qos_set_storm() -> Result<()> {
                 .map(|number| {
                     let socket = &socket;
                     scope.spawn(move || -> Result<()> {
-                        let mut dice = Dice(1000 + number);
+                        let mut dice = Dice::with_seed(1000 + number);
                         let mut api = Api::connect(socket)?;
                         for _ in 0..changes / CLIENTS {
                             let (method, path, body, bad) = change(&mut dice);

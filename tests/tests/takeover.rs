@@ -22,7 +22,7 @@ use rustix::process::{Pid, Signal, kill_process};
 #[test]
 fn kill9_engine_verified() -> Result<()> {
     let kills = lab::count_from("FOREBAY_KILLS", 50);
-    let mut dice = Dice(lab::count_from("FOREBAY_TEST_SEED", 1));
+    let mut dice = Dice::with_seed(lab::count_from("FOREBAY_TEST_SEED", 1));
     let mut lab = Lab::new(&LabOptions {
         // One device may be free of the dead engine's requests before the other.
         devices: vec!["file:FOLDER/a.img".into(), "file:FOLDER/b.img".into()],
@@ -31,7 +31,7 @@ fn kill9_engine_verified() -> Result<()> {
     lab.during_load(Noticed::Nothing, |daemon, progress| {
         progress.more("work before the first death", 50)?;
         for kill in 0..kills {
-            std::thread::sleep(Duration::from_millis(20 + dice.below(180)));
+            std::thread::sleep(Duration::from_millis(20 + dice.u64(..180)));
             let dead = daemon.kill_engine()?;
             daemon.wait_engine_after(dead.generation, MINUTE)?;
             if kill % 10 == 0 {
@@ -307,7 +307,7 @@ const DAMAGES: u64 = 12;
 /// Each death damages one host's records. Only that host may reconnect.
 #[test]
 fn damaged_state_region_resets_one_lane() -> Result<()> {
-    let mut dice = Dice(lab::count_from("FOREBAY_TEST_SEED", 1));
+    let mut dice = Dice::with_seed(lab::count_from("FOREBAY_TEST_SEED", 1));
     let mut lab = Lab::new(&LabOptions::volumes(3, 32 * MIB))?;
     lab.hurt = vec![0];
     let mut reported = Vec::new();
@@ -396,27 +396,24 @@ fn damage_first_lane(engine: u32, dice: &mut Dice) -> Result<Vec<String>> {
         for (copy, words_of) in controller.copies.iter().enumerate() {
             let name = format!("controller of queue {number} copy {copy}");
             words.push((format!("{name} sequence"), &words_of.sequence));
-            words.push((
-                format!("{name} state"),
-                &words_of.state[dice.below(8) as usize],
-            ));
+            words.push((format!("{name} state"), &words_of.state[dice.usize(..8)]));
         }
     }
     ensure!(!words.is_empty(), "the first lane has no queue");
     let mut reported = Vec::new();
     // The command remains valid, but for another block.
-    if !places.is_empty() && dice.below(2) == 0 {
-        let (name, word) = &places[dice.below(places.len() as u64) as usize];
-        let flip = 1 + dice.below(255);
+    if !places.is_empty() && dice.u64(..2) == 0 {
+        let (name, word) = &places[dice.usize(..places.len())];
+        let flip = 1 + dice.u64(..255);
         word.fetch_xor(flip, Relaxed);
         reported.push(format!("{name} ^ {flip:#x}"));
     }
-    let hurt = (0..dice.below(3) + u64::from(reported.is_empty())).map(|_| {
-        let (name, word) = &words[dice.below(words.len() as u64) as usize];
-        let flip = match dice.below(3) {
-            0 => 1 << dice.below(64),
-            1 => dice.below(1 << 12),
-            _ => dice.below(u64::MAX),
+    let hurt = (0..dice.u64(..3) + u64::from(reported.is_empty())).map(|_| {
+        let (name, word) = &words[dice.usize(..words.len())];
+        let flip = match dice.u64(..3) {
+            0 => 1 << dice.u64(..64),
+            1 => dice.u64(..1 << 12),
+            _ => dice.u64(..),
         };
         word.fetch_xor(flip, Relaxed);
         format!("{name} ^ {flip:#x}")

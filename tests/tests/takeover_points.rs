@@ -102,24 +102,24 @@ impl Parts {
         Ok(Self {
             _admin: admin,
             io,
-            dice: Dice(7),
+            dice: Dice::with_seed(7),
         })
     }
 
     /// Sends a capsule header in two parts, and data in parts.
     fn turn(&mut self) -> Result<()> {
         let Self { io, dice, .. } = self;
-        let byte = dice.below(255) as u8;
+        let byte = dice.u8(..255);
         let data = vec![byte; Self::BLOCKS as usize * 4096];
         let sqe = rw(WRITE, io.next_cid(), Self::PLACE, Self::BLOCKS)
             .with_sgl(SglDescriptor::transport(data.len() as u32));
         let capsule = io.capsule_bytes(&sqe, &[]);
-        let (first, second) = capsule.split_at(1 + dice.below(capsule.len() as u64 - 1) as usize);
+        let (first, second) = capsule.split_at(1 + dice.usize(..capsule.len() - 1));
         io.say(first);
         std::thread::sleep(Duration::from_millis(2));
         io.say(second);
         let r2t = io.r2t();
-        io.answer_r2t(&r2t, &data, 4096 + 512 * dice.below(32) as usize);
+        io.answer_r2t(&r2t, &data, 4096 + 512 * dice.usize(..32));
         let written = io.response();
         ensure!(written.status().is_success(), "{written:?}");
         let found = io.read(Self::PLACE, Self::BLOCKS, 4096);
@@ -227,11 +227,11 @@ fn chain_of_deaths(chain: &[(&str, u64)]) -> Result<()> {
 
 #[test]
 fn kill_at_each_point() -> Result<()> {
-    let mut dice = Dice(lab::count_from("FOREBAY_TEST_SEED", 1));
+    let mut dice = Dice::with_seed(lab::count_from("FOREBAY_TEST_SEED", 1));
     let mut over = taking_over().into_iter();
     let mut chain = Vec::new();
     for point in at_work() {
-        chain.push((point, 1 + dice.below(20)));
+        chain.push((point, 1 + dice.u64(..20)));
         chain.extend(over.next().map(|point| (point, 1)));
     }
     ensure!(over.next().is_none(), "every point has its turn");
@@ -241,13 +241,13 @@ fn kill_at_each_point() -> Result<()> {
 #[test]
 fn kill_at_pairs() -> Result<()> {
     let pairs = lab::count_from("FOREBAY_PAIRS", 24);
-    let mut dice = Dice(lab::count_from("FOREBAY_TEST_SEED", 2));
+    let mut dice = Dice::with_seed(lab::count_from("FOREBAY_TEST_SEED", 2));
     let (first, second) = (at_work(), taking_over());
     let mut chain = Vec::new();
     for _ in 0..pairs {
-        let at = dice.below(first.len() as u64) as usize;
-        chain.push((first[at], 1 + dice.below(30)));
-        let at = dice.below(second.len() as u64) as usize;
+        let at = dice.usize(..first.len());
+        chain.push((first[at], 1 + dice.u64(..30)));
+        let at = dice.usize(..second.len());
         chain.push((second[at], 1));
     }
     chain_of_deaths(&chain)
@@ -298,7 +298,7 @@ fn both_die(daemon: &mut Daemon, engine: (&str, u64), point: &str) -> Result<()>
 #[test]
 fn both_die_at_pairs() -> Result<()> {
     let pairs = lab::count_from("FOREBAY_PAIRS", 24) / 2;
-    let mut dice = Dice(lab::count_from("FOREBAY_TEST_SEED", 3));
+    let mut dice = Dice::with_seed(lab::count_from("FOREBAY_TEST_SEED", 3));
     let under_load = ["rx.", "core.", "tx.", "over."];
     let engine = points(|point| under_load.iter().any(|part| point.starts_with(part)));
     let daemons = points(|point| point.starts_with("daemon."));
@@ -306,13 +306,13 @@ fn both_die_at_pairs() -> Result<()> {
     lab.during_load(Noticed::Reconnects, |daemon, progress| {
         for _ in 0..pairs {
             progress.more("work before the deaths", 50)?;
-            let first = engine[dice.below(engine.len() as u64) as usize];
+            let first = engine[dice.usize(..engine.len())];
             let count = if first.starts_with("over.") {
                 1
             } else {
-                1 + dice.below(30)
+                1 + dice.u64(..30)
             };
-            let second = daemons[dice.below(daemons.len() as u64) as usize];
+            let second = daemons[dice.usize(..daemons.len())];
             let pair = format!("{first}:{count} and {second}");
             both_die(daemon, (first, count), second).with_context(|| pair.clone())?;
             progress.more(&pair, 50)?;

@@ -81,9 +81,9 @@ fn blocks(place: usize) -> u64 {
 fn content(place: u64, block: u64, version: u32) -> Vec<u8> {
     let mut data = vec![0; BLOCK];
     if version > 0 {
-        let mut dice = Dice(place << 40 | block << 32 | u64::from(version));
+        let mut dice = Dice::with_seed(place << 40 | block << 32 | u64::from(version));
         for word in data.chunks_exact_mut(8) {
-            word.copy_from_slice(&dice.below(u64::MAX).to_le_bytes());
+            word.copy_from_slice(&dice.u64(..).to_le_bytes());
         }
     }
     data
@@ -110,7 +110,7 @@ impl Streamer {
             _admin: admin,
             first_place: number * places,
             manner,
-            dice: Dice(number + 77),
+            dice: Dice::with_seed(number + 77),
             places: vec![Place::default(); places as usize],
             running: HashMap::new(),
             next_cid: 0,
@@ -124,7 +124,7 @@ impl Streamer {
         while !over.load(SeqCst) {
             while self.running.len() < DEPTH && self.out.len() < 1 << 18 {
                 self.begin();
-                if self.dice.below(8) == 0 {
+                if self.dice.u64(..8) == 0 {
                     break;
                 }
             }
@@ -147,8 +147,8 @@ impl Streamer {
     }
 
     fn begin(&mut self) {
-        let place = self.dice.below(self.places.len() as u64) as usize;
-        if self.places[place].writing || self.dice.below(2) == 0 {
+        let place = self.dice.usize(..self.places.len());
+        if self.places[place].writing || self.dice.u64(..2) == 0 {
             self.begin_read(place);
         } else {
             self.begin_write(place);
@@ -245,8 +245,8 @@ impl Streamer {
             return Ok(false);
         }
         let most = match self.manner {
-            Manner::Drips => 1 + self.dice.below(48),
-            Manner::Pieces => 1 + self.dice.below(6000),
+            Manner::Drips => 1 + self.dice.u64(..48),
+            Manner::Pieces => 1 + self.dice.u64(..6000),
             Manner::Bursts => 1 << 18,
         };
         let piece = self.out.make_contiguous();
@@ -264,10 +264,10 @@ impl Streamer {
 
     fn receive(&mut self) -> Result<bool> {
         // A slow host, so that answers stay in the target.
-        if self.dice.below(64) == 0 {
-            std::thread::sleep(Duration::from_micros(self.dice.below(3000)));
+        if self.dice.u64(..64) == 0 {
+            std::thread::sleep(Duration::from_micros(self.dice.u64(..3000)));
         }
-        let mut more = vec![0; 1 + self.dice.below(1 << 16) as usize];
+        let mut more = vec![0; 1 + self.dice.u64(..1 << 16) as usize];
         match (&self.socket).read(&mut more) {
             Ok(0) => bail!("the connection has ended"),
             Ok(n) => self.input.extend_from_slice(&more[..n]),
@@ -309,7 +309,7 @@ impl Streamer {
         ensure!(running.write.is_some(), "an R2T for a read");
         let from = r2t.offset_bytes as usize;
         let all = running.data[from..from + r2t.length_bytes as usize].to_vec();
-        let half = 1 + self.dice.below(all.len() as u64) as usize;
+        let half = 1 + self.dice.usize(..all.len());
         let half = half.next_multiple_of(4);
         let limit = half.min(self.params.max_h2c_data_bytes as usize);
         let mut at = 0;
@@ -376,13 +376,13 @@ impl Streamer {
 /// Each engine dies after a count from the seed; the first lives longer, because hosts connect to
 /// it. A socket that its daemon does not yet hold dies with its engine.
 fn chain(points: &[&str], rounds: usize, most: u64, seed: u64) -> (String, usize) {
-    let mut dice = Dice(seed);
+    let mut dice = Dice::with_seed(seed);
     let all = (0..rounds).flat_map(|_| points.iter().copied());
     let kills: Vec<String> = all
         .enumerate()
         .map(|(i, point)| {
             let first = if i == 0 { 1000 } else { 1 };
-            format!("engine{}:{point}:{}", i + 1, first + dice.below(most))
+            format!("engine{}:{point}:{}", i + 1, first + dice.u64(..most))
         })
         .collect();
     (kills.join(","), kills.len())
@@ -422,11 +422,11 @@ fn streams_survive(points: &[&str], rounds: usize, places: u64) -> Result<()> {
                 Ok((died || over.load(SeqCst)).then_some(()))
             })
             .with_context(|| format!("engine {:?} of {kills}", lab.daemon.engine_number()))?;
-            let mut dice = Dice(seed);
+            let mut dice = Dice::with_seed(seed);
             for _ in 0..lab::count_from("FOREBAY_KILLS", 10) {
                 let now = lab.daemon.processes();
                 let Ok(now) = now else { continue };
-                std::thread::sleep(Duration::from_millis(dice.below(80)));
+                std::thread::sleep(Duration::from_millis(dice.u64(..80)));
                 lab.daemon.kill_engine()?;
                 lab.daemon.wait_engine_after(now.generation, MINUTE)?;
             }

@@ -9,6 +9,7 @@ use std::io;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use fastrand::Rng;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
@@ -51,19 +52,6 @@ struct CachedChange {
     durable: bool,
 }
 
-struct Dice(u64);
-
-impl Dice {
-    fn below(&mut self, limit: u64) -> u64 {
-        // SplitMix64: every seed is good.
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % limit
-    }
-}
-
 /// Cuts the power of the device at path `device`. Fails if the device is in use.
 pub fn cut(device: &Path, seed: u64) -> io::Result<Cut> {
     wait_until_nobody_uses(device)?;
@@ -76,16 +64,16 @@ pub fn cut(device: &Path, seed: u64) -> io::Result<Cut> {
         flushes,
         ..Cut::default()
     };
-    let mut dice = Dice(seed);
-    let keep_percent = [0, 100, 10, 50, 90, 50][dice.below(6) as usize];
-    let torn_percent = [0, 10, 40][dice.below(3) as usize];
+    let mut dice = Rng::with_seed(seed);
+    let keep_percent = [0, 100, 10, 50, 90, 50][dice.usize(..6)];
+    let torn_percent = [0, 10, 40][dice.usize(..3)];
     for change in &changes {
         let fate = match change.durable {
             true => Fate::Kept,
-            false if (1..100).contains(&keep_percent) && dice.below(100) < torn_percent => {
+            false if (1..100).contains(&keep_percent) && dice.u64(..100) < torn_percent => {
                 Fate::Torn
             }
-            false if dice.below(100) < keep_percent => Fate::Kept,
+            false if dice.u64(..100) < keep_percent => Fate::Kept,
             false => Fate::Dropped,
         };
         *match (change.durable, fate) {
@@ -170,7 +158,7 @@ fn apply(
     stable: &rustix::fd::OwnedFd,
     change: &CachedChange,
     fate: Fate,
-    dice: &mut Dice,
+    dice: &mut Rng,
 ) -> Result<(), Errno> {
     if fate == Fate::Dropped {
         return Ok(());
@@ -185,10 +173,10 @@ fn apply(
     let mut from = 0;
     while from < end {
         let to = match fate {
-            Fate::Torn => end.min(from + SECTOR_BYTES * (1 + dice.below(16))),
+            Fate::Torn => end.min(from + SECTOR_BYTES * (1 + dice.u64(..16))),
             _ => end,
         };
-        if fate != Fate::Torn || dice.below(2) == 0 {
+        if fate != Fate::Torn || dice.u64(..2) == 0 {
             let at = change.offset_bytes + from;
             match bytes {
                 Some(bytes) => write_all(stable, at, &bytes[from as usize..to as usize])?,

@@ -259,13 +259,13 @@ fn full_child() {
         for seed in 1..=3 {
             let ram = &ram;
             scope.spawn(move || {
-                let (mut driver, mut rng) = (Driver::new(), Rng(seed));
+                let (mut driver, mut rng) = (Driver::new(), Rng::with_seed(seed));
                 for _ in 0..30_000 {
-                    let at = rng.below(1024) * 8192;
+                    let at = rng.u64(..1024) * 8192;
                     let buf = driver.buf(0, 8192);
                     let op = match seed {
                         1 => Op::punch(at, 8192),
-                        _ if rng.below(4) == 0 => Op::read(at, buf),
+                        _ if rng.u64(..4) == 0 => Op::read(at, buf),
                         _ => Op::write(at, buf),
                     };
                     let result = driver.run(ram, op);

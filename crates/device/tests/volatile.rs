@@ -117,13 +117,13 @@ fn live(device: &Device, rng: &mut Rng, model: &mut Sectors, next: &mut u32) {
     // Per flush in flight and sector, the newest content that it makes durable.
     let mut covers: HashMap<u64, Vec<u32>> = HashMap::new();
     let mut ended: Vec<u32> = model.histories.iter().map(|history| history[0]).collect();
-    for tag in 0..rng.below(120) {
-        let from = rng.below(SECTORS);
-        let sectors = 1 + rng.below((SECTORS - from).min(24));
+    for tag in 0..rng.u64(..120) {
+        let from = rng.u64(..SECTORS);
+        let sectors = 1 + rng.u64(..(SECTORS - from).min(24));
         let busy = running
             .values()
             .any(|r| !r.is_flush && r.from < from + sectors && from < r.from + r.sectors);
-        let kind = rng.below(10);
+        let kind = rng.u64(..10);
         if kind < 8 && !busy {
             *next += 1;
             if kind < 2 {
@@ -167,7 +167,7 @@ fn live(device: &Device, rng: &mut Rng, model: &mut Sectors, next: &mut u32) {
             covers.insert(tag, ended.clone());
             running.insert(tag, flush);
         }
-        while running.len() > 8 || (!running.is_empty() && rng.below(4) == 0) {
+        while running.len() > 8 || (!running.is_empty() && rng.u64(..4) == 0) {
             let (tag, result) = driver.next(device);
             assert_eq!(result, Ok(()));
             let run = running.remove(&tag).expect("running");
@@ -194,7 +194,7 @@ fn a_cut_keeps_what_was_durable_and_invents_nothing() {
     let mut reordered = 0;
     for seed in 1..=60 {
         let lab = Lab::new();
-        let mut rng = Rng(seed);
+        let mut rng = Rng::with_seed(seed);
         let mut model = Sectors::new();
         let mut next = 0;
         for life in 0..4 {
@@ -242,7 +242,7 @@ fn the_same_seed_leaves_the_same() {
         for i in 0..40 {
             driver.write(&device, i * 2048, &bytes(i as u32 + 1, 8));
         }
-        live(&device, &mut Rng(3), &mut model, &mut 0);
+        live(&device, &mut Rng::with_seed(3), &mut model, &mut 0);
         drop(driver);
         drop(device);
         let cut = lab.cut(seed);
@@ -339,13 +339,13 @@ fn child() {
     let spec: DeviceSpec = spec.parse().expect("spec");
     let device = Device::open(&spec, &OpenOptions::default()).expect("opens");
     device.take_fence(1).expect("free");
-    let (mut driver, mut rng) = (Driver::new(), Rng(std::process::id().into()));
     // One write ends before the parent is told, however early the kill.
+    let (mut driver, mut rng) = (Driver::new(), Rng::with_seed(std::process::id().into()));
     driver.write(&device, 0, &bytes(0, 1));
     println!("WRITES");
     for number in 1.. {
         // Large, so that the kill comes in the middle of one.
-        let (from, sectors) = (rng.below(SECTORS), 480);
+        let (from, sectors) = (rng.u64(..SECTORS), 480);
         driver.write(&device, from * 512, &bytes(number, sectors));
     }
 }

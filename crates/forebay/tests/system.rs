@@ -82,12 +82,9 @@ const MIB: u64 = 1 << 20;
 /// 20 MiB with 3 MiB of data in unaligned pieces.
 fn write_image(path: &Path) -> Vec<u8> {
     let mut image = vec![0_u8; 20 * MIB as usize - 512];
-    let mut word = 1_u64;
+    let mut random = fastrand::Rng::with_seed(1);
     for (start, bytes) in [(5000, MIB), (7 * MIB + 100, 2 * MIB), (19 * MIB, 4096)] {
-        for byte in &mut image[start as usize..(start + bytes) as usize] {
-            word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            *byte = (word >> 56) as u8;
-        }
+        random.fill(&mut image[start as usize..(start + bytes) as usize]);
     }
     File::create(path).unwrap().write_all(&image).unwrap();
     image

@@ -398,13 +398,8 @@ fn budgets_are_kept_and_volumes_share_their_tenants() {
         ..budget(iops)
     };
     let (mut whole, mut parts) = (None, [None; 3]);
-    let mut random = 7u64;
-    let mut next = |below: u64| {
-        random = random
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
-        (random >> 33) % below
-    };
+    let mut random = fastrand::Rng::with_seed(7);
+    let mut next = |below: u64| random.u64(..below);
     let mut refused = 0;
     for step in 0..200 {
         let iops = (next(4) > 0).then(|| 10 + next(1000));

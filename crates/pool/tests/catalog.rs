@@ -41,7 +41,7 @@ fn write(pool: &mut Pool, catalog: &Catalog, volume: VolumeId, logical: u64) {
 
 #[test]
 fn a_cut_commit_is_whole_or_absent() {
-    let mut choices = Choices(7);
+    let mut choices = Choices::with_seed(7);
     let mut cut = 0;
     loop {
         let stores = stores(&[64]);

@@ -96,7 +96,7 @@ fn check(power: &Power, known: &Known, what: &str) {
 
 #[test]
 fn the_power_cut_at_every_write_and_sync() {
-    let mut choices = Choices(11);
+    let mut choices = Choices::with_seed(11);
     let mut cut = 0;
     loop {
         let power = Power::new(&[DEVICE_BYTES; 3]);
@@ -105,15 +105,15 @@ fn the_power_cut_at_every_write_and_sync() {
         let done = live(&power, &mut known).is_some();
         let outcomes = if power.cut_in_sync() { 4 } else { 2 };
         for nth in 0..outcomes {
-            let seed = choices.next();
+            let seed = choices.u64(..);
             let after = power.after_cut(seed);
             let what = format!("cut at {cut}, outcome {nth} (seed {seed})");
             if nth % 2 == 0 {
-                after.fail_after(choices.next() % 40);
+                after.fail_after(choices.u64(..40));
                 if let Ok(opened) = open_on(&after, &[0, 1, 2]) {
                     drop(opened);
                 }
-                let again = after.after_cut(choices.next());
+                let again = after.after_cut(choices.u64(..));
                 check(&again, &known, &format!("{what}, and in opening"));
             } else {
                 check(&after, &known, &what);
@@ -131,7 +131,7 @@ fn the_power_cut_at_every_write_and_sync() {
 /// A second destruction finishes an interrupted one.
 #[test]
 fn destruction_cut_anywhere() {
-    let mut choices = Choices(5);
+    let mut choices = Choices::with_seed(5);
     let whole = Power::new(&[DEVICE_BYTES; 2]);
     let (mut pool, catalog) = create_on(&whole, &[0, 1], false).unwrap();
     assert!(add_volume(&mut pool, &catalog, "v"));
@@ -142,7 +142,7 @@ fn destruction_cut_anywhere() {
         let stores = [store(&power, 0), store(&power, 1)];
         let done = destroy(&stores).is_ok();
         for _ in 0..4 {
-            let after = power.after_cut(choices.next());
+            let after = power.after_cut(choices.u64(..));
             match open_on(&after, &[0, 1]) {
                 Ok(opened) => {
                     assert!(!done, "it was destroyed");

@@ -202,7 +202,7 @@ fn cut_everywhere(live: fn(&mut Life) -> Result<()>) {
                 disk: life.disk.clone(),
                 version: life.version,
             };
-            after.disk.cut(&mut Choices(seed));
+            after.disk.cut(&mut Choices::with_seed(seed));
             after.pool.finish_adoption(false).unwrap();
             after.commit().unwrap();
             after.all_is_well();

@@ -63,9 +63,9 @@ fn write(pool: &mut Pool, catalog: &Catalog, volume: VolumeId, logical: u64) -> 
 
 fn scattered(count: u64, seed: u64) -> Vec<u64> {
     let mut all: Vec<u64> = (0..count).collect();
-    let mut choices = common::Choices(seed);
+    let mut choices = common::Choices::with_seed(seed);
     for at in (1..all.len()).rev() {
-        all.swap(at, (choices.next() % (at as u64 + 1)) as usize);
+        all.swap(at, choices.usize(..=at));
     }
     all
 }

@@ -70,7 +70,7 @@ fn main() -> Result<()> {
             .collect(),
         address: lab.address,
         daemon: &mut lab.daemon,
-        dice: Dice(seed),
+        dice: Dice::with_seed(seed),
         shared: &shared,
         survived: BTreeMap::new(),
         volumes: 0,

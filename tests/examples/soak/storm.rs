@@ -36,10 +36,10 @@ impl Troubles<'_> {
         for (tolerates, _) in &self.hosts {
             tolerates.store(DEVICE | LATER, SeqCst);
         }
-        let end = Instant::now() + Duration::from_secs(8 + self.dice.below(16));
+        let end = Instant::now() + Duration::from_secs(8 + self.dice.u64(..16));
         let over = AtomicBool::new(false);
         let happened = Happened::default();
-        let mut dice = |_| Dice(self.dice.below(u64::MAX));
+        let mut dice = |_| Dice::with_seed(self.dice.u64(..));
         let [mut deaths, mut faults, mut cuts] = [0, 1, 2].map(&mut dice);
         let commands = volume_commands(self.daemon, &mut self.volumes);
         let (daemon, victim) = (&mut *self.daemon, &mut self.victim);
@@ -119,14 +119,14 @@ fn has_no_pool(daemon: &Daemon) -> bool {
 /// Afterwards a killed daemon runs again, unless a device fault prevents that.
 fn die(daemon: &mut Daemon, dice: &mut Dice, end: Instant, happened: &Happened) -> Result<()> {
     while Instant::now() < end {
-        std::thread::sleep(Duration::from_millis(50 + dice.below(700)));
+        std::thread::sleep(Duration::from_millis(50 + dice.u64(..700)));
         if daemon.has_died()? {
             // A device may fail the daemon's reads at its start.
             happened.daemons.fetch_add(1, SeqCst);
             let _ = daemon.start_again();
             continue;
         }
-        match dice.below(12) {
+        match dice.u64(..12) {
             0 => daemon.kill_daemon()?,
             1 => daemon.kill_all()?,
             // There may be no engine now.
@@ -146,32 +146,32 @@ fn bad_devices(
     trap: &(std::path::PathBuf, u64),
     dice: &mut Dice,
 ) -> Result<()> {
-    let device: &Path = &devices[dice.below(devices.len() as u64) as usize];
+    let device: &Path = &devices[dice.usize(..devices.len())];
     let mut faults = Faults {
-        error_ppm: dice.below(3_000),
-        torn_ppm: dice.below(3_000),
-        delay_ppm: dice.below(50_000),
-        delay_ms: 1 + dice.below(100),
-        daemon_error_ppm: dice.below(20_000),
-        lose_flushes: dice.below(4) == 0,
-        hang: dice.below(6) == 0,
+        error_ppm: dice.u64(..3_000),
+        torn_ppm: dice.u64(..3_000),
+        delay_ppm: dice.u64(..50_000),
+        delay_ms: 1 + dice.u64(..100),
+        daemon_error_ppm: dice.u64(..20_000),
+        lose_flushes: dice.u64(..4) == 0,
+        hang: dice.u64(..6) == 0,
         ..Faults::default()
     };
     if device == trap.0 {
-        match dice.below(6) {
+        match dice.u64(..6) {
             0 => faults.poison = Some(trap.1),
             1 => faults.spin = Some(trap.1),
             _ => {}
         }
     }
     faulty::set(device, &faults).context("setting faults")?;
-    std::thread::sleep(Duration::from_millis(50 + dice.below(700)));
+    std::thread::sleep(Duration::from_millis(50 + dice.u64(..700)));
     Ok(())
 }
 
 fn cut(hosts: &[HostSwitches], dice: &mut Dice) {
-    std::thread::sleep(Duration::from_millis(100 + dice.below(900)));
-    let (_, cut) = &hosts[dice.below(hosts.len() as u64) as usize];
+    std::thread::sleep(Duration::from_millis(100 + dice.u64(..900)));
+    let (_, cut) = &hosts[dice.usize(..hosts.len())];
     cut.store(true, SeqCst);
 }
 

@@ -46,8 +46,8 @@ impl Troubles<'_> {
         let mut first: Vec<u64> = (0..TROUBLES).collect();
         while Instant::now() < end {
             let which = match first.len() as u64 {
-                0 => self.dice.below(TROUBLES),
-                left => first.swap_remove(self.dice.below(left) as usize),
+                0 => self.dice.u64(..TROUBLES),
+                left => first.swap_remove(self.dice.u64(..left) as usize),
             };
             self.one(which)?;
         }
@@ -63,16 +63,16 @@ impl Troubles<'_> {
             3 => self.connections_cut()?,
             4 => self.volume_comes_and_goes()?,
             5 => self.device("devices with errors", DEVICE | LATER, |dice| Faults {
-                error_ppm: 1 + dice.below(30_000),
+                error_ppm: 1 + dice.u64(..30_000),
                 ..Faults::default()
             })?,
             6 => self.device("devices with torn writes", DEVICE | LATER, |dice| Faults {
-                torn_ppm: 1 + dice.below(30_000),
+                torn_ppm: 1 + dice.u64(..30_000),
                 ..Faults::default()
             })?,
             7 => self.device("devices with delays", 0, |dice| Faults {
-                delay_ppm: 1 + dice.below(200_000),
-                delay_ms: 1 + dice.below(300),
+                delay_ppm: 1 + dice.u64(..200_000),
+                delay_ms: 1 + dice.u64(..300),
                 ..Faults::default()
             })?,
             8 => self.device("devices that lie about flushes", 0, |_| Faults {
@@ -85,7 +85,7 @@ impl Troubles<'_> {
             })?,
             10 => self.device("devices that fail the daemon", DEVICE | LATER, |dice| {
                 Faults {
-                    daemon_error_ppm: 1 + dice.below(100_000),
+                    daemon_error_ppm: 1 + dice.u64(..100_000),
                     ..Faults::default()
                 }
             })?,
@@ -128,12 +128,12 @@ impl Troubles<'_> {
     }
 
     fn pause(&mut self, most_ms: u64) {
-        std::thread::sleep(Duration::from_millis(self.dice.below(most_ms)));
+        std::thread::sleep(Duration::from_millis(self.dice.u64(..most_ms)));
     }
 
     fn engine_dies(&mut self) -> Result<&'static str> {
         // Sometimes early successors die too.
-        for _ in 0..=self.dice.below(3) {
+        for _ in 0..=self.dice.u64(..3) {
             let dead = self.daemon.kill_engine()?;
             self.daemon.wait_engine_after(dead.generation, MINUTE)?;
             self.pause(200);
@@ -158,7 +158,7 @@ impl Troubles<'_> {
     fn connections_cut(&mut self) -> Result<&'static str> {
         self.shared.may_lose.store(true, SeqCst);
         for (_, cut) in &self.hosts {
-            if self.dice.below(2) == 0 {
+            if self.dice.u64(..2) == 0 {
                 cut.store(true, SeqCst);
             }
         }
@@ -176,12 +176,12 @@ impl Troubles<'_> {
             tolerates.store(tolerated, SeqCst);
         }
         for device in &self.devices {
-            if self.dice.below(3) > 0 {
+            if self.dice.u64(..3) > 0 {
                 faulty::set(device, &faults(&mut self.dice))?;
             }
         }
         self.pause(2000);
-        let dies = self.dice.below(3) == 0;
+        let dies = self.dice.u64(..3) == 0;
         if dies {
             self.daemon.kill_engine()?;
             self.pause(500);

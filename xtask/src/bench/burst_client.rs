@@ -236,7 +236,7 @@ impl Running {
         Ok(())
     }
 
-    fn begin(&mut self, stream: &mut Stream, random: &mut u64) -> Result<bool> {
+    fn begin(&mut self, stream: &mut Stream, random: &mut fastrand::Rng) -> Result<bool> {
         let timed = !matches!(self.does, Does::All(_));
         if self.free.is_empty() || self.left == 0 {
             return Ok(false);
@@ -260,10 +260,7 @@ impl Running {
         let mut begun = 0;
         for _ in 0..most {
             let Some(slot) = self.free.pop() else { break };
-            *random = random
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
-            let place = ((u128::from(*random) * u128::from(stream.places)) >> 64) as u64;
+            let place = random.u64(..stream.places);
             if timed {
                 self.begun[usize::from(slot)] = now;
             }
@@ -298,7 +295,7 @@ pub(super) fn run(
     let mut all: Vec<Running> = (does.iter())
         .map(|(_, does)| Running::new(*does, begun))
         .collect();
-    let (mut slots, mut random) = (Vec::with_capacity(256), 0x9e37_79b9_7f4a_7c15u64);
+    let (mut slots, mut random) = (Vec::with_capacity(256), fastrand::Rng::with_seed(1));
     let mut ended = None;
     let mut turn = 0u32;
     loop {

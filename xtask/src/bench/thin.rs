@@ -328,13 +328,7 @@ fn bare(place: &Place, bytes: u64, once_per: u64) -> Result<Run> {
 /// A fixed pseudorandom order.
 fn shuffled(count: u64) -> Vec<u64> {
     let mut all: Vec<u64> = (0..count).collect();
-    let mut state = 1u64;
-    for i in (1..all.len()).rev() {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        all.swap(i, ((u128::from(state) * (i as u128 + 1)) >> 64) as usize);
-    }
+    fastrand::Rng::with_seed(1).shuffle(&mut all);
     all
 }
 

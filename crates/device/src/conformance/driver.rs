@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+pub use fastrand::Rng;
 use rustix::io::Errno;
 
 use crate::device::Device;
@@ -150,27 +151,9 @@ impl Default for Driver {
     }
 }
 
-/// A seeded pseudo-random generator.
-#[derive(Debug, Clone)]
-pub struct Rng(pub u64);
-
-impl Rng {
-    /// The next number.
-    pub fn number(&mut self) -> u64 {
-        // Xorshift64*: every seed but zero is good.
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    /// The next number below `limit`.
-    pub fn below(&mut self, limit: u64) -> u64 {
-        self.number() % limit
-    }
-
-    /// Random bytes.
-    pub fn bytes(&mut self, len: usize) -> Vec<u8> {
-        (0..len).map(|_| (self.number() >> 32) as u8).collect()
-    }
+/// `len` random bytes.
+pub fn random_bytes(rng: &mut Rng, len: usize) -> Vec<u8> {
+    let mut bytes = vec![0; len];
+    rng.fill(&mut bytes);
+    bytes
 }

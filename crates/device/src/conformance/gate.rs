@@ -5,7 +5,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::Subject;
-use super::driver::{Driver, Rng};
+use super::driver::{Driver, Rng, random_bytes};
 use super::scattered::{bytes_of, fill, list, places};
 use crate::gate::TestGate;
 use crate::op::{Op, OpKind};
@@ -17,7 +17,7 @@ pub(super) fn gate_holds_and_fails(subject: &Subject<'_>) {
     device.attach_gate(gate.clone());
     let mut driver = Driver::new();
     let from = subject.from_bytes;
-    let bytes = Rng(99).bytes(65536);
+    let bytes = random_bytes(&mut Rng::with_seed(99), 65536);
 
     gate.hold();
     let ops = [
@@ -74,7 +74,10 @@ pub(super) fn gate_holds_pieces(subject: &Subject<'_>) {
     let mut driver = Driver::new();
     let from = subject.from_bytes;
     let places = places(device.info().block_bytes);
-    let bytes = Rng(34).bytes(places.iter().map(|place| place.2 as usize).sum());
+    let bytes = random_bytes(
+        &mut Rng::with_seed(34),
+        places.iter().map(|place| place.2 as usize).sum(),
+    );
     for kind in [OpKind::Write, OpKind::Read] {
         gate.hold();
         let bufs = list(&mut driver, &places);

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use super::driver::{Driver, Rng};
+use super::driver::{Driver, Rng, random_bytes};
 use super::scattered;
 use crate::device::Device;
 use crate::op::Op;
@@ -12,7 +12,7 @@ pub(super) fn many_in_flight(driver: &mut Driver, device: &Device, from: u64, se
     const CHUNK_BYTES: usize = 32 * 1024;
     let block = device.info().block_bytes as usize;
     let blocks = (CHUNK_BYTES / block) as u64;
-    let mut rng = Rng(seed);
+    let mut rng = Rng::with_seed(seed);
     let at = |chunk: u64| from + (5 << 20) + chunk * CHUNK_BYTES as u64;
     let mut model: Vec<Vec<u8>> = Vec::new();
     for chunk in 0..CHUNKS {
@@ -31,7 +31,7 @@ pub(super) fn many_in_flight(driver: &mut Driver, device: &Device, from: u64, se
     };
     let mut busy = vec![false; CHUNKS as usize];
     for round in 0..2000 {
-        let chunk = rng.below(CHUNKS);
+        let chunk = rng.u64(..CHUNKS);
         while busy[chunk as usize] {
             let (ended, result) = driver.next(device);
             busy[ended as usize] = false;
@@ -39,14 +39,14 @@ pub(super) fn many_in_flight(driver: &mut Driver, device: &Device, from: u64, se
                 judge(driver, &mut expected, ended, result);
             }
         }
-        let first = rng.below(blocks);
-        let count = 1 + rng.below(blocks - first);
+        let first = rng.u64(..blocks);
+        let count = 1 + rng.u64(..blocks - first);
         let (start, len) = (first as usize * block, count as usize * block);
         let offset = at(chunk) + start as u64;
         let part = &mut model[chunk as usize][start..start + len];
-        let op = match rng.below(8) {
+        let op = match rng.u64(..8) {
             0..=2 => {
-                part.copy_from_slice(&rng.bytes(len));
+                part.copy_from_slice(&random_bytes(&mut rng, len));
                 let buf = driver.fill(chunk as u32, part);
                 let op = match scattered::in_pieces(driver, chunk, buf, block, &mut rng) {
                     Some(bufs) => Op::write_pieces(offset, bufs),

@@ -15,7 +15,7 @@ mod tests;
 use rustix::io::Errno;
 
 use self::driver::SLOT_BYTES;
-pub use self::driver::{Driver, Rng};
+pub use self::driver::{Driver, Rng, random_bytes};
 use self::many::many_in_flight;
 use crate::device::Device;
 use crate::kind::DeviceKind;
@@ -163,7 +163,7 @@ fn flush_completes(driver: &mut Driver, device: &Device) {
 
 fn writes_are_read_back(driver: &mut Driver, subject: &Subject<'_>, device: &Device) {
     let (from, block) = (subject.from_bytes, device.info().block_bytes as usize);
-    let mut rng = Rng(7);
+    let mut rng = Rng::with_seed(7);
     for (at, len) in [
         (0, block),
         (block, 3 * block),
@@ -172,7 +172,7 @@ fn writes_are_read_back(driver: &mut Driver, subject: &Subject<'_>, device: &Dev
         (1 << 20, SLOT_BYTES as usize),
     ] {
         let at = from + at as u64;
-        let bytes = rng.bytes(len);
+        let bytes = random_bytes(&mut rng, len);
         driver.write(device, at, &bytes);
         assert_eq!(driver.read(device, at, len), bytes, "at {at}");
         driver.run(device, Op::flush()).expect("flush");
@@ -181,7 +181,7 @@ fn writes_are_read_back(driver: &mut Driver, subject: &Subject<'_>, device: &Dev
             driver.read(&other, at, len) == bytes,
             "at {at}, opened anew"
         );
-        let bytes = rng.bytes(len);
+        let bytes = random_bytes(&mut rng, len);
         let buf = driver.fill(0, &bytes);
         let op = Op::write(at, buf).with_dsync();
         driver.run(device, op).expect("durable write");

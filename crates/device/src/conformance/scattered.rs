@@ -5,7 +5,7 @@ use std::io;
 
 use rustix::io::Errno;
 
-use super::driver::{Driver, PIECES, Rng, SLOT_BYTES};
+use super::driver::{Driver, PIECES, Rng, SLOT_BYTES, random_bytes};
 use crate::device::Device;
 use crate::fixed::{MAX_ENTRY_BYTES, Pinned};
 use crate::mem::{Buf, StaticRegion};
@@ -50,7 +50,7 @@ pub(super) fn in_pieces(
     block: usize,
     rng: &mut Rng,
 ) -> Option<Bufs> {
-    if rng.below(2) == 0 {
+    if rng.u64(..2) == 0 {
         return None;
     }
     let (list, block) = (list as usize, block as u32);
@@ -58,7 +58,7 @@ pub(super) fn in_pieces(
     let mut from = 0;
     while from < buf.len_bytes() {
         let left = buf.len_bytes() - from;
-        let some = block * (1 + rng.below(8) as u32);
+        let some = block * (1 + rng.u32(..8));
         let len = if count + 1 == PIECES {
             left
         } else {
@@ -130,7 +130,7 @@ pub(super) fn fill(driver: &Driver, pieces: &[(u32, u32, u32)], bytes: &[u8]) {
 
 pub(super) fn pieces_are_read_and_written(driver: &mut Driver, device: &Device, from: u64) {
     let block = device.info().block_bytes;
-    let mut rng = Rng(31);
+    let mut rng = Rng::with_seed(31);
     let mut places = places(block);
     if device.info().memory_align_bytes == 1 {
         // Then only the sum must be aligned.
@@ -142,7 +142,7 @@ pub(super) fn pieces_are_read_and_written(driver: &mut Driver, device: &Device, 
         if !len.is_multiple_of(block) {
             continue;
         }
-        let bytes = rng.bytes(len as usize);
+        let bytes = random_bytes(&mut rng, len as usize);
         fill(driver, places, &bytes);
         let op = Op::write_pieces(from, list(driver, places));
         let op = if count % 2 == 0 { op.with_dsync() } else { op };
@@ -160,7 +160,7 @@ pub(super) fn a_rest_goes_where_it_should(driver: &mut Driver, device: &Device, 
     let block = device.info().block_bytes;
     let places = places(block);
     let blocks: u32 = places.iter().map(|place| place.2 / block).sum();
-    let bytes = Rng(32).bytes((blocks * block) as usize);
+    let bytes = random_bytes(&mut Rng::with_seed(32), (blocks * block) as usize);
     driver.write(device, from, &bytes);
     for done in 1..blocks {
         fill(driver, &places, &vec![0xee; bytes.len()]);
@@ -182,11 +182,14 @@ pub(super) fn a_rest_goes_where_it_should(driver: &mut Driver, device: &Device, 
 /// A device that discards data leaves the reader's pieces as they were.
 pub(super) fn nothing_is_put_there(driver: &mut Driver, device: &Device, from: u64) {
     let places = places(device.info().block_bytes);
-    let bytes = Rng(33).bytes(places.iter().map(|place| place.2 as usize).sum());
+    let bytes = random_bytes(
+        &mut Rng::with_seed(33),
+        places.iter().map(|place| place.2 as usize).sum(),
+    );
     fill(driver, &places, &bytes);
     let op = Op::write_pieces(from, list(driver, &places));
     driver.run(device, op).expect("write");
-    let before = Rng(35).bytes(bytes.len());
+    let before = random_bytes(&mut Rng::with_seed(35), bytes.len());
     fill(driver, &places, &before);
     let op = Op::read_pieces(from, list(driver, &places));
     driver.run(device, op).expect("read");

@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use fastrand::Rng;
 use io_uring::types::Timespec;
 use rustix::io::Errno;
 
@@ -293,9 +294,8 @@ impl Injector {
 
     fn chance(&self) -> Chance {
         let number = self.operations.fetch_add(1, Ordering::Relaxed);
-        Chance(mix(
-            self.seed.load(Ordering::Relaxed) ^ number.rotate_left(32)
-        ))
+        let seed = self.seed.load(Ordering::Relaxed) ^ number.rotate_left(32);
+        Chance(Rng::with_seed(mix(seed)))
     }
 }
 
@@ -464,17 +464,12 @@ fn part_of_pieces(op: &Op, bufs: Bufs, chance: &mut Chance, block_bytes: u64) ->
         })
 }
 
-struct Chance(u64);
+struct Chance(Rng);
 
 impl Chance {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        mix(self.0)
-    }
-
     /// Below `bound`; 0 if that is 0.
     fn below(&mut self, bound: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
+        self.0.u64(..bound.max(1))
     }
 
     fn hits(&mut self, ppm: u64) -> bool {

@@ -84,7 +84,7 @@ trait LoadQueue {
 
 pub(super) struct Drive {
     lane: Box<dyn LoadQueue>,
-    random: u64,
+    random: fastrand::Rng,
 }
 
 impl Drive {
@@ -95,7 +95,7 @@ impl Drive {
         };
         Ok(Self {
             lane,
-            random: 0x9e37_79b9_7f4a_7c15,
+            random: fastrand::Rng::with_seed(0),
         })
     }
 
@@ -118,7 +118,7 @@ impl Drive {
                 let place = if load.kind == LoadKind::Fill {
                     next
                 } else {
-                    self.below(places)
+                    self.random.u64(..places)
                 };
                 next += 1;
                 let (offset_bytes, bytes) = (load.first + place * step, load.bytes);
@@ -170,16 +170,6 @@ impl Drive {
 
     pub(super) fn close(self) -> Outcome {
         self.lane.close()
-    }
-
-    /// A random number below `bound` (SplitMix64).
-    fn below(&mut self, bound: u64) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut value = self.random;
-        value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        value ^= value >> 31;
-        ((u128::from(value) * u128::from(bound)) >> 64) as u64
     }
 }
 

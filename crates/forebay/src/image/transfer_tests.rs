@@ -18,7 +18,7 @@ struct MemoryDisk {
     /// Writes and zeroings since the last flush.
     unflushed: usize,
     fail_at: Option<u64>,
-    random: u64,
+    random: fastrand::Rng,
 }
 
 impl MemoryDisk {
@@ -33,7 +33,7 @@ impl MemoryDisk {
             flushed: false,
             unflushed: 0,
             fail_at: None,
-            random: 1,
+            random: fastrand::Rng::with_seed(1),
         }
     }
 
@@ -87,11 +87,7 @@ impl Commands for MemoryDisk {
     }
 
     fn poll(&mut self, out: &mut Vec<Done>, _limit: Duration) -> Result<usize, Error> {
-        self.random = self
-            .random
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
-        let index = (self.random >> 33) as usize % self.flying.len();
+        let index = self.random.usize(..self.flying.len());
         let (op, tag, mut buf) = self.flying.swap_remove(index);
         let failed = self
             .fail_at

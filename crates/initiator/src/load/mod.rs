@@ -4,7 +4,6 @@
 //! measure for the same interval, and ignore later completions.
 
 mod report;
-mod rng;
 mod worker;
 
 use std::net::SocketAddr;
@@ -14,7 +13,6 @@ use std::time::{Duration, Instant};
 
 pub(crate) use report::Outcome;
 pub use report::{LoadReport, OpReport};
-pub(crate) use rng::{Rng, mix};
 
 use crate::{Error, Options, Session, Wait};
 

@@ -8,11 +8,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use fastrand::Rng;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::report::Outcome;
-use super::{Access, Geometry, LoadShared, LoadSpec, OpReport, Pace, Rng};
+use super::{Access, Geometry, LoadShared, LoadSpec, OpReport, Pace};
 use crate::{Done, Error, IoOp, IoQueue, Wait};
 
 /// The longest sleep before the end of the load is checked.
@@ -62,7 +63,7 @@ impl Worker {
         queues: Vec<IoQueue>,
         shared: Arc<LoadShared>,
     ) -> Self {
-        let mut rng = Rng::new(super::rng::mix(spec.seed ^ (first_queue as u64) << 48));
+        let mut rng = Rng::with_seed(spec.seed ^ (first_queue as u64) << 48);
         let part = (geometry.places / u64::from(spec.queues)).max(1);
         let now = Instant::now();
         let lanes = queues.into_iter().enumerate().map(|(i, queue)| {
@@ -223,7 +224,7 @@ impl Worker {
                 return false;
             }
             let place = match self.access {
-                Access::Random => self.rng.below(self.geometry.places),
+                Access::Random => self.rng.u64(..self.geometry.places),
                 Access::Sequential => {
                     let place = lane.next;
                     lane.next += 1;
@@ -236,7 +237,7 @@ impl Worker {
             };
             let blocks = self.geometry.blocks;
             let lba = place * self.geometry.step_blocks;
-            let is_read = self.rng.below(100) < self.read_percent;
+            let is_read = self.rng.u64(..100) < self.read_percent;
             let op = if is_read {
                 IoOp::Read { lba, blocks }
             } else {
@@ -327,9 +328,6 @@ fn thread_cpu() -> Duration {
 
 fn random_bytes(rng: &mut Rng, bytes: usize) -> Vec<u8> {
     let mut buf = vec![0; bytes];
-    for word in buf.chunks_mut(8) {
-        let random = rng.next().to_le_bytes();
-        word.copy_from_slice(&random[..word.len()]);
-    }
+    rng.fill(&mut buf);
     buf
 }

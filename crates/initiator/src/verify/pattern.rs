@@ -5,8 +5,6 @@
 
 use std::fmt;
 
-use crate::load::mix;
-
 /// The unit of the pattern; every logical block is a multiple.
 pub const SECTOR_BYTES: usize = 512;
 const WORDS: usize = SECTOR_BYTES / 8;
@@ -138,6 +136,13 @@ fn words(seed: u64, sector: u64, version: u32) -> impl Iterator<Item = u64> {
             state
         }
     })
+}
+
+/// The finalizer of SplitMix64: a bijection that spreads every bit.
+fn mix(value: u64) -> u64 {
+    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
+use fastrand::Rng;
 use forebay_nvme::Status;
 
 use super::check::check_block;
@@ -14,7 +15,6 @@ use super::link::VerifyLink;
 use super::model::Model;
 use super::pattern::{self, SECTOR_BYTES};
 use super::{Initial, VerifyReport, VerifySpec};
-use crate::load::Rng;
 use crate::{ControllerInfo, Done, Error, IoOp};
 
 const TAG_FLUSH: u64 = u64::MAX;
@@ -132,7 +132,7 @@ impl Verifier {
         Ok(Self {
             controller: link.session.controller().clone(),
             model: Model::new(blocks, spec.promise),
-            rng: Rng::new(spec.seed),
+            rng: Rng::with_seed(spec.seed),
             blocks_per_io: block_bytes / lba_bytes,
             idle: (0..depth).map(|_| vec![0; block_bytes as usize]).collect(),
             link: Some(link),
@@ -325,7 +325,7 @@ impl Verifier {
 
     fn pick(&mut self) -> Option<u32> {
         (0..PICKS)
-            .map(|_| self.rng.below(u64::from(self.model.blocks())) as u32)
+            .map(|_| self.rng.u32(..self.model.blocks()))
             .find(|&block| !self.model.is_in_flight(block))
     }
 

@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use fastrand::Rng;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::{DiskCompletion, DiskStatus, Error, Geometry, Op, Options, Queue, Target};
-use crate::load::{Access, LoadReport, OpReport, Outcome, Progress, Rng, mix};
+use crate::load::{Access, LoadReport, OpReport, Outcome, Progress};
 
 /// The longest sleep before the end is checked.
 const TURN: Duration = Duration::from_millis(20);
@@ -198,15 +199,12 @@ impl Worker {
         queues: Vec<Box<dyn Queue>>,
         shared: Arc<DriverShared>,
     ) -> Self {
-        let mut rng = Rng::new(mix(spec.seed ^ number << 48));
+        let mut rng = Rng::with_seed(spec.seed ^ number << 48);
         let now = Instant::now();
         let mut content = vec![0; spec.block_bytes as usize];
         let lanes = queues.into_iter().map(|queue| {
             for slot in 0..queue.depth() {
-                for word in content.chunks_mut(8) {
-                    let random = rng.next().to_le_bytes();
-                    word.copy_from_slice(&random[..word.len()]);
-                }
+                rng.fill(&mut content);
                 queue.put(slot, &content);
             }
             let begun = LoadInFlight {
@@ -313,14 +311,14 @@ impl Worker {
                     lane.next = (place + 1) % self.places;
                     place
                 }
-                Access::Random | Access::Once { .. } => self.rng.below(self.places),
+                Access::Random | Access::Once { .. } => self.rng.u64(..self.places),
             };
             let bytes = spec.block_bytes;
             let offset_bytes = spec.first_bytes + place * u64::from(bytes);
             let is_read = match spec.read_percent {
                 100 => true,
                 0 => false,
-                share => self.rng.below(100) < u64::from(share),
+                share => self.rng.u64(..100) < u64::from(share),
             };
             let op = if is_read {
                 Op::Read {

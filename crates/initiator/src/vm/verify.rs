@@ -6,8 +6,9 @@
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
+use fastrand::Rng;
+
 use super::{Disk, DiskCompletion, DiskStatus, Error, Geometry, Op, Options, Queue, Target};
-use crate::load::Rng;
 use crate::verify::check::check_block;
 use crate::verify::model::Model;
 use crate::verify::pattern::{self, SECTOR_BYTES};
@@ -121,7 +122,7 @@ impl VmVerifier {
             lanes: lanes.collect(),
             disk,
             model: Model::new(blocks, Promise::Acknowledged),
-            rng: Rng::new(spec.seed),
+            rng: Rng::with_seed(spec.seed),
             buf: vec![0; spec.block_bytes as usize],
             flush_in_flight: false,
             since_flush: 0,
@@ -234,7 +235,7 @@ impl VmVerifier {
     fn write_one(&mut self, lane: usize) -> Result<bool, Error> {
         let blocks = u64::from(self.model.blocks());
         let block = (0..PICKS)
-            .map(|_| self.rng.below(blocks) as u32)
+            .map(|_| self.rng.u64(..blocks) as u32)
             .find(|&block| !self.model.is_in_flight(block));
         let Some(block) = block else { return Ok(false) };
         let Some(slot) = self.lanes[lane].idle.pop() else {

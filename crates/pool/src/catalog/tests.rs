@@ -102,13 +102,8 @@ fn nonsense_under_right_checksums_is_no_panic() {
     drop(catalog);
     let mut image = vec![0; BYTES as usize];
     store.read_at(0, &mut image).unwrap();
-    let mut state = 7u64;
-    let mut choose = |below: u64| {
-        state = state
-            .wrapping_mul(6364136223846793005)
-            .wrapping_add(1442695040888963407);
-        (state >> 33) % below
-    };
+    let mut random = fastrand::Rng::with_seed(7);
+    let mut choose = |below: u64| random.u64(..below);
     let (mut refused, mut survived) = (0, 0);
     for _ in 0..400 {
         let store = Arc::new(MemStore::new(BYTES as usize));

@@ -127,17 +127,14 @@ fn a_check_under_way_is_not_deceived_by_what_changes() {
     for seed in 0..60u64 {
         let mut world = World::new();
         let mut check = Check::begin(&mut world.pool).unwrap();
-        let mut steps = seed;
+        let mut random = fastrand::Rng::with_seed(seed);
         loop {
             if check.step(&world.pool, 1).unwrap() {
                 break;
             }
-            steps = steps
-                .wrapping_mul(6364136223846793005)
-                .wrapping_add(1442695040888963407);
-            let at = (steps >> 33) % 1400;
+            let at = random.u64(..1400);
             let (a, b) = (world.a, world.b);
-            match (steps >> 50) % 5 {
+            match random.u64(..5) {
                 0 => {
                     world.write(a, at);
                     world.write(b, at + 3);

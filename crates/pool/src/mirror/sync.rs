@@ -15,7 +15,7 @@ use crate::{
 use std::io;
 use uuid::Uuid;
 
-    // Two of these bits are the constant variant, 62 are random.
+/// A random name for an epoch, of 62 random bits.
 pub(super) fn epoch_name() -> u64 {
     Uuid::new_v4().as_u64_pair().1
 }

@@ -37,18 +37,7 @@ struct Inner {
 
 pub struct CrashStore(Mutex<Inner>);
 
-/// An LCG; its high bits are used.
-pub struct Choices(pub u64);
-
-impl Choices {
-    pub fn next(&mut self) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6364136223846793005)
-            .wrapping_add(1442695040888963407);
-        self.0 >> 33
-    }
-}
+pub use fastrand::Rng as Choices;
 
 impl CrashStore {
     pub fn new(capacity: u64) -> Self {
@@ -92,16 +81,16 @@ impl CrashStore {
         let inner = self.0.lock().unwrap();
         let mut content = inner.durable.clone();
         // Sometimes everything, sometimes nothing, mostly a mixture.
-        let all = choices.next() % 6;
+        let all = choices.u64(..6);
         let mut block = 0;
         for (at, sector) in &inner.unsynced {
             if at.is_multiple_of(4096) {
-                block = choices.next() % 5;
+                block = choices.u64(..5);
             }
             let kept = match (all, block) {
                 (0, _) | (_, 0 | 1) => false,
                 (1, _) | (_, 2 | 3) => true,
-                _ => choices.next().is_multiple_of(2),
+                _ => choices.bool(),
             };
             if kept {
                 content[*at..*at + SECTOR].copy_from_slice(sector);

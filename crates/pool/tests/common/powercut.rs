@@ -104,7 +104,8 @@ impl Power {
 
     /// The content after a power cut now; each seed gives another outcome.
     pub fn after_cut(&self, seed: u64) -> Self {
-        let mut choices = Choices(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0x5DEE_CE66);
+        let mut choices =
+            Choices::with_seed(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0x5DEE_CE66);
         self.with(|inner| Inner {
             durable: inner.after_cut(&mut choices),
             ..Inner::default()
@@ -134,24 +135,24 @@ impl Inner {
             versions.entry(*at).or_default().push(block);
         }
         // Sometimes everything, sometimes nothing, mostly a mixture.
-        let all = choices.next() % 6;
+        let all = choices.u64(..6);
         for (at, versions) in versions {
             let newest = versions[versions.len() - 1];
-            match (all, choices.next() % 5) {
+            match (all, choices.u64(..5)) {
                 (0, _) | (2.., 0) => {}
                 (1, _) | (2.., 1) => {
                     content.insert(at, newest.clone());
                 }
                 // The device reordered writes: an older version is there.
                 (2.., 2) => {
-                    let which = choices.next() as usize % versions.len();
+                    let which = choices.usize(..versions.len());
                     content.insert(at, versions[which].clone());
                 }
                 // Torn: each sector is the old one, or of any version.
                 _ => {
                     let mut block = content.get(&at).map_or([0; BLOCK], |block| **block);
                     for sector in 0..BLOCK / SECTOR {
-                        let which = choices.next() as usize % (versions.len() + 1);
+                        let which = choices.usize(..=versions.len());
                         if let Some(version) = versions.get(which) {
                             let range = sector * SECTOR..(sector + 1) * SECTOR;
                             block[range.clone()].copy_from_slice(&version[range]);

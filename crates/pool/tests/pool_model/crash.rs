@@ -18,8 +18,8 @@ impl World {
         during_commit: Option<u64>,
         seed: u64,
     ) {
-        let mut choices = Choices(seed);
         // A power cut ends the boot; a table that was not made yet is missing.
+        let mut choices = Choices::with_seed(seed);
         if power || !same_boot {
             self.boot += 1;
         }
@@ -27,7 +27,7 @@ impl World {
         let possible = self.die(during_commit);
         // A hanging request ends with its process, done or not.
         for (_, place, content) in std::mem::take(&mut self.hanging) {
-            if choices.next().is_multiple_of(2) {
+            if choices.bool() {
                 self.disk.write(place, content);
             }
         }

@@ -68,12 +68,12 @@ impl Disk {
         for (place, content) in self.unsynced.drain(..) {
             versions.entry(place).or_default().push(content);
         }
-        let all = choices.next() % 5;
+        let all = choices.u64(..5);
         for (place, mut versions) in versions {
             let newest = versions[versions.len() - 1];
             let old = self.durable.get(&place).copied().unwrap_or_default();
             versions.push(old);
-            let mut any = || versions[choices.next() as usize % versions.len()];
+            let mut any = || versions[choices.usize(..versions.len())];
             let kept = match all {
                 0 => old,
                 1 => newest,

@@ -12,18 +12,6 @@ use super::*;
 const VOLUMES: u64 = 3;
 const EXTENTS: u64 = 96;
 
-/// A small generator: a seed replays a run.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % limit
-    }
-}
-
 fn listed(place: &Place, pool: [u8; 16]) -> HashMap<(VolumeId, u64), Word> {
     let copy = tempfile::NamedTempFile::new().unwrap();
     std::fs::copy(place.grants(), copy.path()).unwrap();
@@ -49,8 +37,8 @@ fn assert_listed(fake: &Fake, listed: &HashMap<(VolumeId, u64), Word>, seed: u64
     }
 }
 
-async fn some_time(life: &mut Life, random: &mut Random, names: &mut u64) {
-    for _ in 0..random.below(60) + 5 {
+async fn some_time(life: &mut Life, random: &mut fastrand::Rng, names: &mut u64) {
+    for _ in 0..random.u64(..60) + 5 {
         let volumes: Vec<VolumeId> = {
             let core = life.owner.base.core.borrow();
             core.pool
@@ -59,12 +47,12 @@ async fn some_time(life: &mut Life, random: &mut Random, names: &mut u64) {
                 .map(|volume| volume.id)
                 .collect()
         };
-        let volume = volumes[random.below(volumes.len() as u64) as usize];
-        let extent = random.below(EXTENTS);
-        match random.below(20) {
-            0..12 => life.fake.ask_fault(volume, extent, random.below(4) > 0),
+        let volume = volumes[random.usize(..volumes.len())];
+        let extent = random.u64(..EXTENTS);
+        match random.u64(..20) {
+            0..12 => life.fake.ask_fault(volume, extent, random.u64(..4) > 0),
             12..15 => {
-                let count = 1 + random.below((EXTENTS - extent).min(12));
+                let count = 1 + random.u64(..(EXTENTS - extent).min(12));
                 life.fake.release(volume, ExtentRange::new(extent, count));
             }
             15..17 => {
@@ -95,12 +83,12 @@ async fn some_time(life: &mut Life, random: &mut Random, names: &mut u64) {
                     let _ = owner.volumes.volume_delete("t".to_owned(), name).await;
                 });
             }
-            18 => life.fake.answer_revokes = random.below(2) == 0,
-            _ => life.fake.answer_jobs = random.below(4) > 0,
+            18 => life.fake.answer_revokes = random.u64(..2) == 0,
+            _ => life.fake.answer_jobs = random.u64(..4) > 0,
         }
-        if random.below(3) == 0 {
+        if random.u64(..3) == 0 {
             life.fake
-                .listen(Duration::from_millis(random.below(4)))
+                .listen(Duration::from_millis(random.u64(..4)))
                 .await;
         }
         if life.fake.answer_revokes {
@@ -114,7 +102,7 @@ async fn some_time(life: &mut Life, random: &mut Random, names: &mut u64) {
 
 async fn lives_of(seed: u64) {
     let place = Place::with_devices(2);
-    let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+    let mut random = fastrand::Rng::with_seed(seed);
     let begin = |generation| {
         let mut begin = Begin {
             size_bytes: 32 << 20,
@@ -140,7 +128,7 @@ async fn lives_of(seed: u64) {
         assert_listed(&fake, &listed(&place, pool), seed);
         fake.answer_revokes = true;
         fake.answer_jobs = true;
-        life = if random.below(2) == 0 {
+        life = if random.u64(..2) == 0 {
             fake.answer_all_revokes_silently();
             Life::take_over(&place, begin(generation), fake).await
         } else {

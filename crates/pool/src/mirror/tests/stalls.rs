@@ -371,17 +371,12 @@ fn outlive(lives: Vec<Life>) -> Result<(), TestCaseError> {
         } else {
             behind = [true; 2];
         }
-        let mut choices = life.seed;
+        let mut choices = fastrand::Rng::with_seed(life.seed);
         for disk in &mut *lab.disks.lock().unwrap() {
-            disk.cut(|| {
-                choices = choices
-                    .wrapping_mul(6364136223846793005)
-                    .wrapping_add(1442695040888963407);
-                match life.seed % 4 {
-                    0 => false,
-                    1 => true,
-                    _ => choices >> 63 != 0,
-                }
+            disk.cut(|| match life.seed % 4 {
+                0 => false,
+                1 => true,
+                _ => choices.bool(),
             });
         }
         *lab.left.lock().unwrap() = None;

@@ -7,13 +7,8 @@ use crate::budget::Burst;
 fn qos_set_storm() {
     // 10,000 changes of six tenants, 25 per window; two others stay within their base.
     let mut bench = Bench::new(&[budget(50_000, 600_000, Burst::Metered); 8], params());
-    let mut random = 7u64;
-    let mut draw = |below: u64| {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        random % below
-    };
+    let mut random = fastrand::Rng::with_seed(7);
+    let mut draw = |below: u64| random.u64(..below);
     let mut limits = [600u64; 8];
     let mut changes = 0;
     let mut ended = [0u64; 2];

@@ -32,13 +32,8 @@ fn a_budget_changes_within_a_window_and_without_scheduling_all_begin() {
 #[test]
 fn qos_set_storm() {
     let mut rig = rig(&fixed(3), &fixed(3));
-    let mut random = 0x2545_F491_4F6C_DD1Du64;
-    let mut draw = move |below: u64| {
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        random % below
-    };
+    let mut random = fastrand::Rng::with_seed(1);
+    let mut draw = move |below: u64| random.u64(..below);
     let mut begun = [Vec::new(), Vec::new()];
     let mut ended = [Vec::new(), Vec::new()];
     for change in 0..10_000u32 {

@@ -14,18 +14,6 @@ use std::collections::BTreeMap;
 const BLOCKS: u64 = 24;
 const SLOTS: u16 = 100;
 
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % limit
-    }
-}
-
 #[derive(Clone, Copy, Debug)]
 struct Written {
     slot_number: u64,
@@ -65,7 +53,7 @@ struct Command {
 
 struct Run {
     t: Two,
-    random: Random,
+    random: fastrand::Rng,
     now: u64,
     queue: u32,
     value: u32,
@@ -98,7 +86,7 @@ impl Run {
     fn new(kind: &str, spread: Spread, seed: u64) -> Self {
         Self {
             t: two(kind, spread),
-            random: Random(seed),
+            random: fastrand::Rng::with_seed(seed),
             now: 1,
             queue: 0,
             value: 0,
@@ -157,9 +145,9 @@ impl Run {
         let slot = slot.expect("no more are in hand");
         self.now += 1;
         let (from, queue) = (self.now, self.queue);
-        let block = self.random.below(BLOCKS);
-        let blocks = (1 + self.random.below(6)).min(BLOCKS - block);
-        let dice = self.random.below(100);
+        let block = self.random.u64(..BLOCKS);
+        let blocks = (1 + self.random.u64(..6)).min(BLOCKS - block);
+        let dice = self.random.u64(..100);
         self.value += 1;
         let value = self.value;
         let (what, op) = match dice {
@@ -169,7 +157,7 @@ impl Run {
             _ => {
                 // Expects the present value, or a wrong one.
                 let found = self.candidates(block, from);
-                let at = self.random.below(found.len() as u64 + 1) as usize;
+                let at = self.random.usize(..found.len() + 1);
                 let expected = found.get(at).copied().unwrap_or(u32::MAX);
                 let op = IoOp::CompareAndWrite {
                     offset_bytes: block * BLOCK,
@@ -330,10 +318,10 @@ impl Run {
 
     fn step(&mut self) {
         self.pass();
-        match self.random.below(100) {
+        match self.random.u64(..100) {
             0..75 => self.begin(),
             75..86 => {
-                let reads = self.clock_ns.is_some() && self.random.below(8) == 0;
+                let reads = self.clock_ns.is_some() && self.random.u64(..8) == 0;
                 self.t.turn_other_with(reads);
             }
             86..97 => {
@@ -342,7 +330,7 @@ impl Run {
             }
             97 => {
                 // Interrupts some waiting commands.
-                let slot = self.random.below(u64::from(SLOTS)) as u16;
+                let slot = self.random.u16(..SLOTS);
                 let status = Status::COMMAND_INTERRUPTED;
                 self.t
                     .b
@@ -350,7 +338,7 @@ impl Run {
                     .end_waiting(status, |owner, _, _| owner.slot == slot);
                 self.take_ended();
             }
-            98 if self.random.below(4) == 0 => self.close(),
+            98 if self.random.u64(..4) == 0 => self.close(),
             _ => {
                 // Forgets old writes that cannot come back.
                 for of_block in &mut self.blocks {

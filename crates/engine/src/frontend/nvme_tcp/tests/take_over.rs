@@ -228,7 +228,7 @@ impl World {
         file.set_len(32 << 20).unwrap();
         let engine = engine(dir.path(), 1);
         Self {
-            dice: Dice(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
+            dice: Dice::with_seed(seed),
             dir,
             listener: TcpListener::bind("127.0.0.1:0").unwrap(),
             generation: 1,
@@ -267,9 +267,9 @@ impl World {
             let mut next = engine(self.dir.path(), self.generation);
             next.core.lanes.set_reservations(V, &self.reservations);
             // The take-over may die, too.
-            if self.dice.roll(3) == 0 {
-                let point = self.dice.of(OVER);
-                arm_here(point, 1 + self.dice.roll(2) as u32);
+            if self.dice.u64(..3) == 0 {
+                let point = OVER[self.dice.usize(..OVER.len())];
+                arm_here(point, 1 + self.dice.u32(..2));
             }
             let sockets: Vec<(u64, OwnedFd)> = (self.sockets.iter())
                 .map(|(number, fd)| (*number, fd.try_clone().unwrap()))
@@ -410,8 +410,8 @@ impl World {
             consumed: 128 + bytes.len(),
         };
         self.arrivals.insert(socket, arrival);
-        if self.dice.roll(2) == 0 {
-            let point = self.dice.of(PLACING);
+        if self.dice.u64(..2) == 0 {
+            let point = PLACING[self.dice.usize(..PLACING.len())];
             arm_here(point, 1);
         }
         self.adopt(socket);
@@ -471,7 +471,8 @@ impl World {
     pub(super) fn kill_somewhere(&mut self, point: Option<&'static str>) {
         match point {
             Some(point) => {
-                let count = 1 + self.dice.roll(if self.dice.0 & 1 == 0 { 30 } else { 3 }) as u32;
+                let most = if self.dice.bool() { 30 } else { 3 };
+                let count = self.dice.u32(1..=most);
                 arm_here(point, count);
             }
             None => {
@@ -537,7 +538,7 @@ pub(super) fn run(
                     (1.., _) => 2,
                     _ => 4,
                 };
-                while queue.flying.len() < depth && dice.roll(3) > 0 {
+                while queue.flying.len() < depth && dice.u64(..3) > 0 {
                     queue.begin(dice, &mut blocks);
                 }
                 queue.pump(dice, &mut blocks);

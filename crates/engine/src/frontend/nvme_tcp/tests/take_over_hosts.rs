@@ -42,21 +42,7 @@ pub(super) const SERVING: &[&str] = &[
     "aer.delivered",
 ];
 
-/// A small generator, seeded for reproducible runs.
-pub(super) struct Dice(pub u64);
-
-impl Dice {
-    pub(super) fn roll(&mut self, sides: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % sides.max(1)
-    }
-
-    pub(super) fn of<T: Copy>(&mut self, all: &[T]) -> T {
-        all[self.roll(all.len() as u64) as usize]
-    }
-}
+pub(super) use fastrand::Rng as Dice;
 
 #[derive(Clone, Debug)]
 pub(super) enum Wanted {
@@ -146,18 +132,18 @@ impl Queue {
             self.begin_admin(dice);
             return;
         }
-        let most = match dice.roll(8) {
+        let most = match dice.u64(..8) {
             0 => 128,
             1 => 40,
             _ => 3,
         };
         let count = match self.params.max_r2t {
-            1 => 1 + dice.roll(most),
+            1 => 1 + dice.u64(..most),
             // More than one R2T covers.
-            _ => 33 + dice.roll(96),
+            _ => 33 + dice.u64(..96),
         };
-        let lba = dice.roll(BLOCKS - count);
-        if dice.roll(20) == 0 {
+        let lba = dice.u64(..BLOCKS - count);
+        if dice.u64(..20) == 0 {
             self.fly(|cid| Sqe::new(0, cid).with_nsid(1), &[], Wanted::Flush);
             return;
         }
@@ -174,9 +160,9 @@ impl Queue {
                     .with_sgl(sgl)
             }
         };
-        let fua = dice.roll(8) == 0;
+        let fua = dice.u64(..8) == 0;
         let len = count as u32 * BLOCK;
-        match dice.roll(5) {
+        match dice.u64(..5) {
             0 | 1 => {
                 let want = (lba..lba + count)
                     .map(|b| blocks.versions[b as usize])
@@ -185,7 +171,7 @@ impl Queue {
                 let sgl = SglDescriptor::transport(len);
                 self.fly(rw(2, sgl, fua), &[], Wanted::Read { lba, want, have });
             }
-            2 if dice.roll(4) == 0 => {
+            2 if dice.u64(..4) == 0 => {
                 let wanted = Wanted::Write {
                     lba,
                     blocks: count,
@@ -201,7 +187,7 @@ impl Queue {
                     blocks: count,
                     version,
                 };
-                if count <= 2 && dice.roll(3) > 0 {
+                if count <= 2 && dice.u64(..3) > 0 {
                     let data = written(lba, count, version);
                     self.fly(rw(1, SglDescriptor::in_capsule(0, len), fua), &data, wanted);
                 } else {
@@ -223,7 +209,7 @@ impl Queue {
         let sgl = SglDescriptor::transport(4096);
         let event = self.flying.iter().find(|f| matches!(f.1.1, Wanted::Event));
         let event = event.map_or(0, |(cid, _)| u32::from(*cid));
-        match dice.roll(5) {
+        match dice.u64(..5) {
             // Abort, so that an event request ends.
             4 => {
                 let make = |cid| Sqe::new(8, cid).with_cdw(10, event << 16);
@@ -240,7 +226,7 @@ impl Queue {
             ),
             2 => {
                 // Host Behavior Support, in-capsule or by R2T.
-                let in_capsule = dice.roll(2) == 0;
+                let in_capsule = dice.u64(..2) == 0;
                 let sgl = match in_capsule {
                     true => SglDescriptor::in_capsule(0, 512),
                     false => SglDescriptor::transport(512),
@@ -270,9 +256,9 @@ impl Queue {
         }
         let left = self.output.len() - self.at;
         if left > 0 {
-            let n = match dice.roll(4) {
-                0 => 1 + dice.roll(left as u64) as usize,
-                1 => left.min(1 + dice.roll(100) as usize),
+            let n = match dice.u64(..4) {
+                0 => 1 + dice.u64(..left as u64) as usize,
+                1 => left.min(1 + dice.usize(..100)),
                 _ => left,
             };
             let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
@@ -286,10 +272,10 @@ impl Queue {
                 self.at = 0;
             }
         }
-        if dice.roll(5) == 0 {
+        if dice.u64(..5) == 0 {
             return heard;
         }
-        let mut more = vec![0; 1 + dice.roll(1 << 17) as usize];
+        let mut more = vec![0; 1 + dice.u64(..1 << 17) as usize];
         match rustix::net::recv(&self.socket, &mut more[..], RecvFlags::DONTWAIT) {
             Ok((_, 0)) => panic!("queue {} was closed", self.qid),
             Ok((_, n)) => self.input.extend_from_slice(&more[..n]),
@@ -380,12 +366,12 @@ impl Queue {
 
     /// Sends one data PDU for a random open R2T.
     fn answer_some(&mut self, dice: &mut Dice) {
-        let which = dice.roll(self.open.len() as u64) as usize;
+        let which = dice.usize(..self.open.len());
         let (r2t, at, data) = &mut self.open[which];
         let end = (r2t.offset_bytes + r2t.length_bytes) as usize;
-        let len = match dice.roll(3) {
+        let len = match dice.u64(..3) {
             0 => end - *at,
-            _ => (4 + dice.roll((end - *at) as u64) as usize / 4 * 4).min(end - *at),
+            _ => (4 + dice.u64(..(end - *at) as u64) as usize / 4 * 4).min(end - *at),
         };
         let h2c = H2cData {
             cid: r2t.cid,

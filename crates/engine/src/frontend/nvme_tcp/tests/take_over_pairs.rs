@@ -69,7 +69,7 @@ impl Counting {
 
     fn go_on(&mut self, world: &mut World, begin: bool) {
         if self.doing == Doing::Nothing && begin {
-            if world.dice.roll(3) == 0 || self.failed % 2 == 1 {
+            if world.dice.u64(..3) == 0 || self.failed % 2 == 1 {
                 self.failed += self.failed % 2;
                 self.read.clear();
                 self.rw(2, 0, false, false, &[]);
@@ -77,8 +77,8 @@ impl Counting {
             } else {
                 self.tag += 1;
                 let (was, is) = (block(self.seen), block(self.next()));
-                let (a, b) = (world.dice.roll(3) > 0, world.dice.roll(3) > 0);
-                let fua = world.dice.roll(4) == 0;
+                let (a, b) = (world.dice.u64(..3) > 0, world.dice.u64(..3) > 0);
+                let fua = world.dice.u64(..4) == 0;
                 let first = self.rw(5, 1, fua, a, &was);
                 self.rw(1, 2, false, b, &is);
                 self.doing = Doing::Pair(first, None);

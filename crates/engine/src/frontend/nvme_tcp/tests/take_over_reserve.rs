@@ -31,7 +31,7 @@ impl Daemon {
             return;
         };
         // The next daemon gets it again.
-        let dies = world.dice.roll(4) as usize;
+        let dies = world.dice.usize(..4);
         if dies < 3 {
             self.deaths[dies] += 1;
         }
@@ -92,16 +92,16 @@ fn some_command(dice: &mut Dice, state: &Reservations, host: usize) -> (u8, u32,
         let mut all = state.registrants().iter();
         all.find(|r| r.host == id(host)).map_or(0, |r| r.key)
     };
-    let fresh = 1 + dice.roll(1 << 40);
-    let rtype = 1 + dice.roll(6) as u32;
+    let fresh = 1 + dice.u64(..1 << 40);
+    let rtype = 1 + dice.u32(..6);
     let other = key(1 - host);
-    match dice.roll(7) {
+    match dice.u64(..7) {
         0 | 1 => (nvm::RESERVATION_REGISTER, 0, [0, fresh]),
         2 => (nvm::RESERVATION_REGISTER, 1, [key(host), 0]),
         3 => (nvm::RESERVATION_REGISTER, 2, [key(host), fresh]),
         4 => (nvm::RESERVATION_ACQUIRE, rtype << 8, [key(host), 0]),
         5 => {
-            let what = 1 + dice.roll(2) as u32;
+            let what = 1 + dice.u32(..2);
             (
                 nvm::RESERVATION_ACQUIRE,
                 what | rtype << 8,
@@ -110,7 +110,7 @@ fn some_command(dice: &mut Dice, state: &Reservations, host: usize) -> (u8, u32,
         }
         _ => {
             let charge = state.reservation_type().map_or(1, |t| t as u32);
-            let what = u32::from(dice.roll(3) == 0);
+            let what = u32::from(dice.u64(..3) == 0);
             (nvm::RESERVATION_RELEASE, what | charge << 8, [key(host), 0])
         }
     }
@@ -127,11 +127,11 @@ fn run(seed: u64, commands: u32, mut point: impl FnMut(u32) -> Option<&'static s
     let mut model = Reservations::default();
     let (mut good, mut refused) = (0, 0);
     for n in 0..commands {
-        let host = world.dice.roll(2) as usize;
+        let host = world.dice.usize(..2);
         let (opcode, cdw10, keys) = some_command(&mut world.dice, &model, host);
         let queue = &mut hosts[host][1];
         let cid = n as u16 % 500;
-        let in_capsule = world.dice.roll(2) == 0;
+        let in_capsule = world.dice.u64(..2) == 0;
         let bytes: Vec<u8> = keys.into_iter().flat_map(u64::to_le_bytes).collect();
         let mut sqe = Sqe::new(opcode, cid).with_nsid(1).with_cdw(10, cdw10);
         let data = &bytes[..reservation::key_bytes(reservation::action_of(&sqe)) as usize];
