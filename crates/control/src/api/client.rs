@@ -1,19 +1,25 @@
 //! A client of the API: HTTP/1.1 on a blocking Unix socket, one connection per request, with limits
 //! on time and size. No redirects, TLS or keep-alive, which our server does not use.
 
-use std::io::{self, Read, Write};
+use std::fmt::Display;
+use std::future::Future;
+use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use http_body_util::{BodyExt, Full};
+use hyper::body::Bytes;
+use hyper::{Request, header};
+use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::time::timeout;
 
 use super::TIME_LIMIT;
 use crate::model::error::{ApiError, ErrorBody};
 
 const ANSWER_MAX_BYTES: usize = 64 * 1024 * 1024;
-const HEADERS_MAX: usize = 64;
 
 /// A client of one daemon.
 #[derive(Debug, Clone)]
@@ -186,161 +192,122 @@ impl Client {
         path: &str,
         body: Option<&[u8]>,
     ) -> Result<(u16, Vec<u8>), ClientError> {
-        let mut stream =
-            UnixStream::connect(&self.socket).map_err(|source| ClientError::NoDaemon {
-                socket: self.socket.clone(),
-                source,
-            })?;
-        let unusable = |reason: String| ClientError::Answer {
-            request: format!("{method} {path}"),
-            reason,
-        };
-        let failed = |error: io::Error| match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => unusable(format!(
-                "no data arrived for {} s",
-                self.time_limit.as_secs()
-            )),
-            _ => unusable(error.to_string()),
-        };
-        stream
-            .set_read_timeout(Some(self.time_limit))
-            .map_err(failed)?;
-        stream
-            .set_write_timeout(Some(self.time_limit))
-            .map_err(failed)?;
-        let mut request =
-            format!("{method} {path} HTTP/1.1\r\nhost: forebay\r\nconnection: close\r\n");
-        if let Some(body) = body {
-            request.push_str("content-type: application/json\r\n");
-            request.push_str(&format!("content-length: {}\r\n", body.len()));
+        let stream = UnixStream::connect(&self.socket).map_err(|source| ClientError::NoDaemon {
+            socket: self.socket.clone(),
+            source,
+        })?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build();
+        runtime
+            .map_err(|error| error.to_string())
+            .and_then(|runtime| runtime.block_on(self.speak(stream, method, path, body)))
+            .map_err(|reason| ClientError::Answer {
+                request: format!("{method} {path}"),
+                reason,
+            })
+    }
+
+    async fn speak(
+        &self,
+        stream: UnixStream,
+        method: &str,
+        path: &str,
+        body: Option<&[u8]>,
+    ) -> Result<(u16, Vec<u8>), String> {
+        stream.set_nonblocking(true).map_err(text)?;
+        let stream = tokio::net::UnixStream::from_std(stream).map_err(text)?;
+        let mut request = Request::builder()
+            .method(method)
+            .uri(path)
+            .header(header::HOST, "forebay")
+            .header(header::CONNECTION, "close");
+        if body.is_some() {
+            request = request.header(header::CONTENT_TYPE, "application/json");
         }
-        request.push_str("\r\n");
-        let mut request = request.into_bytes();
-        request.extend_from_slice(body.unwrap_or_default());
-        // A server that refuses early may close before it has read everything: its answer counts.
-        let sent = stream.write_all(&request);
-        let mut answer = Vec::new();
-        let received = (&mut stream)
-            .take(ANSWER_MAX_BYTES as u64 + 1)
-            .read_to_end(&mut answer);
-        if answer.is_empty() {
-            sent.map_err(failed)?;
-            received.map_err(failed)?;
-            return Err(unusable(
-                "the connection was closed without an answer".to_owned(),
-            ));
+        let body = Bytes::copy_from_slice(body.unwrap_or_default());
+        let request = request.body(Full::new(body)).map_err(text)?;
+        let io = TokioIo::new(stream);
+        let (mut sender, connection) = hyper::client::conn::http1::handshake(io)
+            .await
+            .map_err(text)?;
+        tokio::spawn(connection);
+        let mut answer = self
+            .limited(sender.send_request(request))
+            .await?
+            .map_err(text)?;
+        let mut content = Vec::new();
+        while let Some(frame) = self.limited(answer.frame()).await? {
+            content.extend_from_slice(&frame.map_err(text)?.into_data().unwrap_or_default());
+            if content.len() > ANSWER_MAX_BYTES {
+                return Err(format!("it is longer than {ANSWER_MAX_BYTES} bytes"));
+            }
         }
-        if answer.len() > ANSWER_MAX_BYTES {
-            return Err(unusable(format!(
-                "it is longer than {ANSWER_MAX_BYTES} bytes"
-            )));
-        }
-        parse(&answer).map_err(unusable)
+        Ok((answer.status().as_u16(), content))
+    }
+
+    async fn limited<F: Future>(&self, wait: F) -> Result<F::Output, String> {
+        timeout(self.time_limit, wait)
+            .await
+            .map_err(|_| format!("nothing came for {} s", self.time_limit.as_secs()))
     }
 }
 
-fn parse(answer: &[u8]) -> Result<(u16, Vec<u8>), String> {
-    let mut headers = [httparse::EMPTY_HEADER; HEADERS_MAX];
-    let mut head = httparse::Response::new(&mut headers);
-    let head_bytes = match head.parse(answer) {
-        Ok(httparse::Status::Complete(bytes)) => bytes,
-        Ok(httparse::Status::Partial) => return Err("it ends inside its header".to_owned()),
-        Err(error) => return Err(format!("it is not HTTP: {error}")),
-    };
-    let status = head.code.ok_or("it has no status code")?;
-    let body = answer.get(head_bytes..).unwrap_or_default();
-    let header = |name: &str| {
-        head.headers
-            .iter()
-            .find(|header| header.name.eq_ignore_ascii_case(name))
-            .map(|h| h.value)
-    };
-    if header("transfer-encoding").is_some_and(|value| value.eq_ignore_ascii_case(b"chunked")) {
-        return Ok((status, dechunk(body)?));
-    }
-    let Some(length) = header("content-length") else {
-        return Ok((status, body.to_vec()));
-    };
-    let length: usize = std::str::from_utf8(length)
-        .ok()
-        .and_then(|text| text.trim().parse().ok())
-        .ok_or("its content-length is not a number")?;
-    match body.get(..length) {
-        Some(body) => Ok((status, body.to_vec())),
-        None => Err(format!("it ends after {} of {length} bytes", body.len())),
-    }
-}
-
-fn dechunk(mut rest: &[u8]) -> Result<Vec<u8>, String> {
-    const CUT: &str = "it ends inside a chunk";
-    let mut body = Vec::new();
-    loop {
-        let (used, length) = match httparse::parse_chunk_size(rest) {
-            Ok(httparse::Status::Complete(found)) => found,
-            Ok(httparse::Status::Partial) => return Err(CUT.to_owned()),
-            Err(_) => return Err("a chunk's size is not a number".to_owned()),
-        };
-        if length == 0 {
-            return Ok(body);
-        }
-        let length = usize::try_from(length).map_err(|_| CUT)?;
-        let end = used.checked_add(length).ok_or(CUT)?;
-        body.extend_from_slice(rest.get(used..end).ok_or(CUT)?);
-        rest = rest
-            .get(end..)
-            .and_then(|rest| rest.strip_prefix(b"\r\n"))
-            .ok_or(CUT)?;
-    }
+fn text(error: impl Display) -> String {
+    error.to_string()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixListener;
 
-    #[test]
-    fn bodies_by_length_chunks_and_end() {
-        let parse = |text: &str| parse(text.as_bytes());
-        assert_eq!(
-            parse("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}").unwrap(),
-            (200, b"{}".to_vec())
-        );
-        assert_eq!(
-            parse("HTTP/1.1 201 Made\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n1\r\n}\r\n0\r\n\r\n")
-                .unwrap(),
-            (201, b"{}".to_vec())
-        );
-        assert_eq!(
-            parse("HTTP/1.1 500 No\r\n\r\nabc").unwrap(),
-            (500, b"abc".to_vec())
-        );
+    /// The client's result for an answer followed by zeros, then silence or the end.
+    fn heard(text: &'static str, zeros: usize, ends: bool) -> Result<(u16, Vec<u8>), String> {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("api.sock");
+        let listener = UnixListener::bind(&socket).unwrap();
+        let server = std::thread::spawn(move || {
+            let mut stream = listener.accept().unwrap().0;
+            assert!(stream.read(&mut [0; 4096]).unwrap() > 0);
+            let _ = stream.write_all(text.as_bytes());
+            let _ = stream.write_all(&vec![0; zeros]);
+            (!ends).then_some(stream)
+        });
+        let client = Client::new(&socket).with_time_limit(Duration::from_secs(1));
+        let answer = client.exchange("GET", "/v1/status", None);
+        server.join().unwrap();
+        answer.map_err(|error| error.to_string())
     }
 
     #[test]
-    fn cut_answers_are_refused() {
+    fn whole_answers_are_taken_and_no_others() {
         for text in [
+            "HTTP/1.1 201 Made\r\nContent-Length: 2\r\n\r\n{}",
+            "HTTP/1.1 201 Made\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{\r\n1\r\n}\r\n0\r\n\r\n",
+            "HTTP/1.1 201 Made\r\n\r\n{}",
+        ] {
+            assert_eq!(heard(text, 0, true).unwrap(), (201, b"{}".to_vec()));
+        }
+        for text in [
+            "",
             "HTTP/1.1 200",
             "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n{}",
-            "HTTP/1.1 200 OK\r\nContent-Length: x\r\n\r\n{}",
             "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab",
-            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\nab",
-            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nab",
             "SSH-2.0-x\r\n\r\n",
         ] {
-            parse(text.as_bytes()).unwrap_err();
+            heard(text, 0, true).unwrap_err();
         }
     }
 
-    proptest! {
-        #[test]
-        fn no_answer_panics(bytes in prop::collection::vec(any::<u8>(), 0..200), chunked: bool) {
-            let mut answer = b"HTTP/1.1 200 OK\r\n".to_vec();
-            if chunked {
-                answer.extend_from_slice(b"transfer-encoding: chunked\r\n\r\n");
-            }
-            answer.extend_from_slice(&bytes);
-            let _ = parse(&answer);
-            let _ = dechunk(&bytes);
+    #[test]
+    fn no_answer_is_waited_for_or_read_without_end() {
+        for text in ["", "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n{}"] {
+            let error = heard(text, 0, false).unwrap_err();
+            assert!(error.contains("nothing came for 1 s"), "{error}");
         }
+        let error = heard("HTTP/1.1 200 OK\r\n\r\n", ANSWER_MAX_BYTES + 1, true).unwrap_err();
+        assert!(error.contains("it is longer than"), "{error}");
     }
 }
