@@ -2,7 +2,7 @@
 //! (`null`).
 //!
 //! [`Device`] is the engine's asynchronous view, [`sync_io::SyncDevice`] the daemon's synchronous
-//! one. [`Device::submit`] puts an [`Op`] into a reactor's [`ring::Ring`], and [`Device::finish`]
+//! one. [`Device::queue`] puts an [`Op`] into a reactor's [`ring::Ring`], and [`Device::finish`]
 //! interprets its result, without an allocation or lock. [`fence`] keeps a successor off a device
 //! until a dead engine's last request has ended. For tests, the cargo feature `test-device` adds
 //! the suite `conformance` and the kinds `volatile` and `faulty`. Nothing here retries an I/O

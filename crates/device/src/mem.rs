@@ -69,7 +69,7 @@ impl Buf {
 
     /// Only for a read operation in progress.
     pub(crate) fn fill_zero(&self) {
-        // SAFETY: called in `Device::submit` of a read, so by `Buf::new`'s contract the memory is
+        // SAFETY: called in `Device::queue` of a read, so by `Buf::new`'s contract the memory is
         // mapped, writable and unreferenced. Wrong for the buffer of a write.
         unsafe { self.ptr.write_bytes(0, self.len_bytes as usize) }
     }

@@ -1,6 +1,6 @@
 //! Operations on a device, as plain values without memory of their own.
 //!
-//! [`crate::Device::submit`] notes in an [`Op`] which method it chose; [`crate::Device::finish`]
+//! [`crate::Device::queue`] notes in an [`Op`] which method it chose; [`crate::Device::finish`]
 //! returns the rest. Offsets are absolute on the device.
 
 use rustix::io::Errno;

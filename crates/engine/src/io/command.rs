@@ -226,7 +226,7 @@ pub(crate) struct NewIo {
     pub buffer: Option<StagingBuffer>,
     /// Its record.
     pub record: CommandRef,
-    /// Earlier wait of its lane for budget, if the frontend held it back (`core::Core::over_ns`).
+    /// Earlier wait of its lane for budget, if the frontend held it back (`Qos::over_ns`).
     pub over_ns: Option<u64>,
 }
 

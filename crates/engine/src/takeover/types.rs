@@ -1,6 +1,6 @@
 //! The conversion's result for the reactors, one [`InheritedPart`] each; all data is already in the
 //! successor's own region and memory. **Not here:** the conversion ([`super::queue`]), and its use
-//! (`Frontend::inherit`, `Core::recover`).
+//! (`Frontend::inherit`, `RecoveredIo::recover`).
 
 use super::closing::Closing;
 use crate::associations::Association;

@@ -1,6 +1,6 @@
 //! Divides a reactor's resources once a window: algorithm 1 of BurstCBS.
 //!
-//! An I/O begins if its lane's allocation covers it ([`Scheduler::take`]). Otherwise [`fallback`]
+//! An I/O begins if its lane's allocation covers it ([`Scheduler::spend`]). Otherwise [`fallback`]
 //! tries siblings, the free rest, a bursting tenant, and the reserve. Unlike the paper, the last
 //! two serve only tenants below their base, and each resource counts alone. Only unused allocation
 //! fades, and base is saved for a few windows ([`crate::params::Params::saved_windows`]). Lanes

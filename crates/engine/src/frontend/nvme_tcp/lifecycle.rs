@@ -4,7 +4,7 @@
 //! When an admin queue's connection ends, so do the controller's I/O queues. A closed connection is
 //! *drained* when the core has returned its last command. The controller ends with its last drained
 //! connection. If its host reconnects earlier, overlapping commands wait for the old ones
-//! (`Core::orphan`). A reset or shutdown closes the I/O queues, drains them, flushes on shutdown,
+//! (`RecoveredIo::orphan`). A reset or shutdown closes the I/O queues, drains them, flushes on shutdown,
 //! and then reports completion.
 
 use super::conn::Life;
