@@ -17,6 +17,7 @@ mod check;
 mod codec;
 mod error;
 mod extents;
+mod features;
 #[cfg(fuzzing)]
 pub mod fuzzing;
 mod guard;

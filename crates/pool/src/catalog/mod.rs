@@ -115,7 +115,7 @@ fn convert(error: impl Into<redb::Error>) -> PoolError {
     match error.into() {
         redb::Error::Io(error) => match error.kind() {
             io::ErrorKind::StorageFull => PoolError::no_space(format!(
-                "the pool's catalog cannot grow ({error}): delete volumes or snapshots, or free \
+                "the pool's catalog cannot grow ({error}): delete volumes, or free \
                  space in the storage below the pool"
             )),
             io::ErrorKind::InvalidData => {
@@ -373,7 +373,10 @@ impl Catalog {
                 Err(redb::TableError::TableDoesNotExist(_))
                     if matches!(
                         table,
-                        Table::Budgets | Table::StatedBudgets | Table::DeviceNumbers
+                        Table::Features
+                            | Table::Budgets
+                            | Table::StatedBudgets
+                            | Table::DeviceNumbers
                     ) =>
                 {
                     continue;

@@ -8,6 +8,8 @@ pub struct BatchId(pub u64);
 /// Catalog tables. Their numbers order a batch and are not stored.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) enum Table {
+    /// (class, bit): a feature's name, as UTF-8. Missing in earlier versions.
+    Features,
     /// (0, 0): the pool's own record.
     Meta,
     /// (tenant, 0).
@@ -37,7 +39,8 @@ pub(crate) enum Table {
 }
 
 impl Table {
-    pub(crate) const ALL: [Table; 13] = [
+    pub(crate) const ALL: [Table; 14] = [
+        Table::Features,
         Table::Meta,
         Table::Tenants,
         Table::Volumes,
@@ -55,6 +58,7 @@ impl Table {
 
     pub(crate) const fn name(self) -> &'static str {
         match self {
+            Table::Features => "features",
             Table::Meta => "meta",
             Table::Tenants => "tenants",
             Table::Volumes => "volumes",

@@ -6,6 +6,7 @@
 use super::{Label, LabelFormat, LabelOwner};
 use crate::{
     error::{PoolError, Result},
+    features::{Class, Feature, Unknown},
     mirror::lineage::Epoch,
     store::BLOCK_BYTES,
 };
@@ -23,22 +24,6 @@ const OLD_VERSION: u32 = 3;
 const NAME_BYTES: usize = 64;
 const FEATURES: usize = 16;
 const FEATURE_NAME_BYTES: usize = 30;
-
-/// The effect of an unknown bit. 1 is for bits without one; there are none yet.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[repr(u8)]
-enum Class {
-    /// Changing the pool.
-    ReadOnly = 2,
-    /// Opening the pool.
-    Incompatible = 3,
-}
-
-struct Feature {
-    class: Class,
-    bit: u8,
-    name: &'static str,
-}
 
 /// The known features, all set in labels of the current format.
 const KNOWN: &[Feature] = &[Feature {
@@ -130,34 +115,21 @@ impl LabelBlock {
         Self::new_zeroed()
     }
 
-    /// Those that forbid opening the pool.
-    fn unknown_features(&self) -> Vec<String> {
+    fn unknown_features(&self) -> Unknown {
         let bits = [
             (Class::ReadOnly, self.read_only_compatible.get()),
             (Class::Incompatible, self.incompatible.get()),
         ];
-        let mut unknown = Vec::new();
+        let mut unknown = Unknown::default();
         for (class, bits) in bits {
-            let set = (0..64u8).filter(|bit| bits >> bit & 1 == 1);
-            for bit in set {
-                if KNOWN.iter().any(|f| f.class == class && f.bit == bit) {
-                    continue;
-                }
-                let stored = self.features.iter();
-                let stored = stored
-                    .filter(|f| f.class == class as u8 && f.bit == bit)
-                    .find_map(|f| {
-                        let end = f.name.iter().position(|byte| *byte == 0);
-                        text(&f.name, end.unwrap_or(FEATURE_NAME_BYTES))
-                    });
-                let kind = match class {
-                    Class::ReadOnly => "read-only",
-                    _ => "incompatible",
-                };
-                unknown.push(match stored {
-                    Some(name) if !name.is_empty() => format!("{name:?}"),
-                    _ => format!("{kind} bit {bit}"),
+            for bit in (0..64u8).filter(|bit| bits >> bit & 1 == 1) {
+                let mut stored = self.features.iter();
+                let stored = stored.find(|f| f.class == class as u8 && f.bit == bit);
+                let name = stored.and_then(|f| {
+                    let end = f.name.iter().position(|byte| *byte == 0);
+                    text(&f.name, end.unwrap_or(FEATURE_NAME_BYTES))
                 });
+                unknown.note(KNOWN, class, bit.into(), name.as_deref());
             }
         }
         unknown
@@ -190,12 +162,8 @@ impl LabelBlock {
         if crc_fast::crc32_iscsi(self.as_bytes()) != crc {
             return Found::Wrong(PoolError::damaged("the label fails its checksum"));
         }
-        let unknown = self.unknown_features();
-        if !unknown.is_empty() {
-            return Found::Wrong(PoolError::invalid(format!(
-                "the pool uses features that this Forebay does not know: {}: use a newer version",
-                unknown.join(", ")
-            )));
+        if let Err(error) = self.unknown_features().refuse() {
+            return Found::Wrong(error);
         }
         match self.label(format) {
             Some(label) => match label.check() {

@@ -11,6 +11,7 @@ use crate::{
     extents::reservations::Reservations,
     extents::runs::DeviceRun,
     extents::{ExtentState, Extents},
+    features::{CATALOG, Class, Unknown},
     journal::batch::Table,
     layout::{MAX_DEVICE_EXTENTS, MAX_EXTENT_BYTES, MIN_EXTENT_BYTES},
     pool::budgets::Budgets,
@@ -59,6 +60,7 @@ impl Unclaimed {
 
 #[derive(Default)]
 struct Loader {
+    unknown_features: Unknown,
     info: Option<PoolInfo>,
     devices: Vec<DeviceRecord>,
     device_numbers: BTreeMap<DeviceIndex, u64>,
@@ -96,7 +98,17 @@ fn decode_info(value: &[u8]) -> Result<PoolInfo> {
 impl Loader {
     fn record(&mut self, table: Table, a: u64, b: u64, value: &[u8]) -> Result<()> {
         match table {
-            Table::Meta => self.info = Some(decode_info(value)?),
+            Table::Features => {
+                if let Some(class) = Class::of(a) {
+                    let name = std::str::from_utf8(value).ok();
+                    self.unknown_features.note(CATALOG, class, b, name);
+                }
+            }
+            Table::Meta => {
+                // Features come first; the other records may have unknown forms.
+                self.unknown_features.refuse()?;
+                self.info = Some(decode_info(value)?);
+            }
             Table::Devices => {
                 let record: DeviceRecord = codec::decode(value)?;
                 if a != self.devices.len() as u64 || u64::from(record.index.0) != a {

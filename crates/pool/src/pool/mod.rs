@@ -25,6 +25,7 @@ use crate::{
         runs::DeviceRun,
         space::{Space, SpaceLevel},
     },
+    features::{self, Feature},
     journal::{
         Journal,
         batch::{Batch, BatchId, Key, Table},
@@ -191,6 +192,11 @@ impl Pool {
             record.map(codec::encode).transpose()
         }
         match key.table {
+            Table::Features => {
+                let is = |f: &&Feature| f.class as u64 == key.a && u64::from(f.bit) == key.b;
+                let feature = features::CATALOG.iter().find(is);
+                Ok(feature.map(|feature| feature.name.into()))
+            }
             Table::Meta => record(Some(&self.info)),
             Table::Tenants => record(self.tenants.stored(key.a)),
             Table::Volumes => record(

@@ -1,0 +1,121 @@
+//! Feature bits of labels and of the catalog: features that a version must know to use a pool.
+//!
+//! A bit is set by the first use of its feature, never by opening. Its name is stored beside it, so a
+//! version that lacks the feature can name it.
+
+use crate::error::{PoolError, Result};
+
+/// The effect of an unknown bit. 1 is for bits without one; there are none yet.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(crate) enum Class {
+    /// Changing the pool.
+    ReadOnly = 2,
+    /// Opening the pool.
+    Incompatible = 3,
+}
+
+impl Class {
+    /// The class of a stored number; `None` if an unknown bit has no effect.
+    pub(crate) fn of(number: u64) -> Option<Self> {
+        match number {
+            2 => Some(Self::ReadOnly),
+            3 => Some(Self::Incompatible),
+            _ => None,
+        }
+    }
+}
+
+/// A feature of this version.
+pub(crate) struct Feature {
+    pub(crate) class: Class,
+    pub(crate) bit: u8,
+    pub(crate) name: &'static str,
+}
+
+/// The catalog's features that this version knows.
+pub(crate) const CATALOG: &[Feature] = &[];
+
+/// Names that an error shows, and their characters; the bytes are from outside.
+const NAMES: usize = 16;
+const NAME_CHARS: usize = 30;
+
+/// Unknown features that were found, by the names to show.
+#[derive(Default, Debug)]
+pub(crate) struct Unknown(Vec<String>);
+
+impl Unknown {
+    /// Notes a set bit if it is not among `known`. `name` is the stored name, if there is one.
+    pub(crate) fn note(&mut self, known: &[Feature], class: Class, bit: u64, name: Option<&str>) {
+        if (known.iter()).any(|f| f.class == class && u64::from(f.bit) == bit) {
+            return;
+        }
+        let kind = match class {
+            Class::ReadOnly => "read-only",
+            Class::Incompatible => "incompatible",
+        };
+        if self.0.len() < NAMES {
+            let name: String = name.unwrap_or_default().chars().take(NAME_CHARS).collect();
+            self.0.push(match name.is_empty() {
+                true => format!("{kind} bit {bit}"),
+                false => format!("{name:?}"),
+            });
+        }
+    }
+
+    /// # Errors
+    /// The pool has unknown features. Opening it changes it, so a read-only bit forbids that too.
+    pub(crate) fn refuse(&self) -> Result<()> {
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        Err(PoolError::invalid(format!(
+            "the pool uses features that this Forebay does not know: {}: use a newer version",
+            self.0.join(", ")
+        )))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{
+        catalog::Catalog,
+        journal::batch::{Batch, BatchId, Key, Table},
+        mirror::area::Area,
+        open::load::load,
+        store::MemStore,
+    };
+    use forebay_xlate::types::DeviceIndex;
+    use std::sync::Arc;
+
+    const BYTES: u64 = 3 << 20;
+
+    /// Opens a catalog with this feature, whose other records have a later version's form.
+    fn opened(class: u64, name: &[u8]) -> String {
+        let store = Arc::new(MemStore::new(BYTES as usize));
+        let area = Area::new(store, DeviceIndex(0), 0, BYTES, [1; 16]).unwrap();
+        let catalog = Catalog::create(vec![area]).unwrap();
+        let records = [
+            (Key::new(Table::Features, class, 9), Some(name.to_vec())),
+            (Key::new(Table::Meta, 0, 0), Some(vec![99])),
+        ];
+        let batch = Batch {
+            id: BatchId(1),
+            records: records.into_iter().collect(),
+        };
+        catalog.commit(&batch).unwrap();
+        load(&catalog, |_| Ok(())).unwrap_err().message
+    }
+
+    #[test]
+    fn unknown_feature_bit_is_named() {
+        for class in [2, 3] {
+            assert!(opened(class, b"layers").contains("does not know: \"layers\": use"));
+        }
+        assert!(opened(3, b"").contains("incompatible bit 9"));
+        assert!(opened(3, b"\xff\xff").contains("incompatible bit 9"));
+        assert!(opened(3, &[b'a'; 500]).contains(&format!("\"{}\"", "a".repeat(30))));
+        // A compatible bit has no effect, so the record's version is the error.
+        assert!(opened(1, b"hints").contains("version 99"));
+    }
+}
