@@ -12,13 +12,13 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
+use crate::changed::Signal;
 use crate::clock::now_unix_ms;
+use crate::event_files::{Journal, Kept};
 use crate::event_numbers::EventNumbers;
-use crate::journal::{Journal, Kept};
 use crate::model::events::{
     Audit, ClosedConnections, DeviceFence, Event, EventKind, EventList, TakeoverStats,
 };
-use crate::signal::Signal;
 
 const EVENTS_KEPT: usize = 1024;
 /// Events caused by hosts.

@@ -7,16 +7,17 @@
 
 pub mod api;
 mod base;
+mod changed;
 mod clock;
 pub mod config;
 mod daemon;
 mod devices;
+mod event_files;
 mod event_numbers;
 mod events;
 mod exports;
 mod files;
 mod health;
-mod journal;
 mod link;
 mod mapping;
 mod metrics;
@@ -26,7 +27,6 @@ mod ownership;
 mod qos;
 mod readiness;
 mod run;
-mod signal;
 mod states;
 mod statistics;
 mod store;

@@ -7,7 +7,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 use std::thread::{Builder, JoinHandle};
 
-use forebay_engine::limits::BUFFER_BYTES;
+use forebay_engine::documented_limits::BUFFER_BYTES;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::failure::{Failure, Outcome};

@@ -1,5 +1,6 @@
 //! The `forebay` binary: daemon, engine and commands in one program. This file only dispatches.
 
+mod api_paths;
 mod bench;
 mod calibrate;
 mod cli;
@@ -14,7 +15,6 @@ mod limits;
 mod logging;
 mod output;
 mod progress;
-mod route;
 mod serve;
 mod word;
 

@@ -8,7 +8,7 @@ use forebay_pool::{
     destroy, probe,
 };
 use forebay_qos::budget::{Budget, Burst, LEAST, Rate};
-use forebay_qos::stated::Stated;
+use forebay_qos::stated_budget::Stated;
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 use std::sync::Arc;
 use uuid::Uuid;

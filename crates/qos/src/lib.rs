@@ -21,6 +21,6 @@ pub mod params;
 pub mod placement;
 pub mod resources;
 pub mod scheduler;
+pub mod spare_buffers;
 pub mod spread;
-pub mod stated;
-pub mod tiers;
+pub mod stated_budget;

@@ -29,7 +29,7 @@ const QUALITY_OF_SERVICE: [Part; 5] = [
             "crates/engine/src/offload",
             "crates/engine/src/core/admission/mod.rs",
             "crates/engine/src/core/offload.rs",
-            "crates/engine/src/frontend/vm/within_base.rs",
+            "crates/engine/src/frontend/vm/between_quanta.rs",
             "crates/engine/src/control/budgets.rs",
         ],
     },

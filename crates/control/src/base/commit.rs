@@ -15,9 +15,9 @@ use tokio::time::sleep;
 
 use crate::base::Base;
 use crate::base::waits::Wait;
+use crate::changed::Signal;
 use crate::events::EventFields;
 use crate::model::events::EventKind;
-use crate::signal::Signal;
 
 /// Attempts after which callers get an error.
 const PATIENCE: u32 = 3;

@@ -6,7 +6,7 @@
 
 pub(crate) mod commit;
 pub(crate) mod show;
-pub(crate) mod turns;
+pub(crate) mod volume_locks;
 pub(crate) mod waits;
 
 use std::cell::{Cell, RefCell};
@@ -25,13 +25,13 @@ use forebay_xlate::{DeviceIndex, VolumeId};
 use tokio::time::timeout;
 
 use crate::base::commit::Committer;
-use crate::base::turns::Turns;
+use crate::base::volume_locks::Turns;
 use crate::base::waits::Waits;
+use crate::changed::Signal;
 use crate::devices::{MissingDevice, PoolDevice, api_error};
 use crate::events::{EventFields, Events};
 use crate::model::error::ApiError;
 use crate::model::events::EventKind;
-use crate::signal::Signal;
 
 /// The owner's time limits.
 #[derive(Debug, Clone)]

@@ -3,7 +3,7 @@
 use forebay_nvme::reservation::{HostId, ReservationType};
 use forebay_pool::{Pool, Space, TenantId, TenantRecord, VolumeRecord};
 use forebay_qos::budget::Budget;
-use forebay_qos::stated::Stated;
+use forebay_qos::stated_budget::Stated;
 use forebay_xlate::{DeviceIndex, VolumeId};
 
 use crate::base::{Base, Core};

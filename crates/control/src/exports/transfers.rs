@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::base::Base;
 use crate::base::show::tenant_name;
+use crate::changed::Signal;
 use crate::devices::api_error;
 use crate::exports::export::Exports;
 use crate::exports::hosts::Hosts;
@@ -26,7 +27,6 @@ use crate::model::{
     Export, ExportCreate, ExportFrontend, ExportUpdate, TRANSFER_HOST_PREFIX, Transfer as Shown,
     TransferKind, TransferPut,
 };
-use crate::signal::Signal;
 
 /// How long an announcement holds without renewal.
 const HOLDS: Duration = Duration::from_secs(30);

@@ -12,7 +12,7 @@ use forebay_xlate::boundary::message::ToEngine;
 
 use crate::base::Base;
 use crate::base::show::show_tenant;
-use crate::base::turns::TurnGuard;
+use crate::base::volume_locks::TurnGuard;
 use crate::devices::{api_error, now_s};
 use crate::exports::transfers::Transfers;
 use crate::link::{Link, engine_error};

@@ -2,8 +2,8 @@
 
 pub(crate) mod check;
 pub(crate) mod copies;
-pub(crate) mod labels;
 pub(crate) mod limits;
+pub(crate) mod pool_hold;
 pub(crate) mod reports;
 pub(crate) mod show;
 pub(crate) mod space;

@@ -18,7 +18,7 @@ use crate::events::EventFields;
 use crate::exports::export::Exports;
 use crate::exports::vms::VmSockets;
 use crate::health::copies::Copies;
-use crate::health::labels::Labels;
+use crate::health::pool_hold::Labels;
 use crate::link::Link;
 use crate::model::error::ApiError;
 use crate::model::events::EventKind;

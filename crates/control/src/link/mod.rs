@@ -16,9 +16,9 @@ use forebay_xlate::boundary::region::Region;
 use forebay_xlate::{DeviceIndex, kill_point};
 
 use crate::base::Base;
+use crate::changed::Signal;
 use crate::link::session::{AskError, Conversion, Estate, PendingAnswer, Session};
 use crate::model::error::ApiError;
-use crate::signal::Signal;
 
 /// How a new engine's session proceeds.
 #[derive(Debug, Clone, PartialEq, Eq)]

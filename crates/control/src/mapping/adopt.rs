@@ -21,10 +21,10 @@ use futures_util::future::join_all;
 use tokio::time::{sleep, timeout};
 
 use crate::base::Base;
+use crate::changed::Signal;
 use crate::link::session::Session;
 use crate::mapping::flush::Flusher;
 use crate::mapping::revoke::Revoker;
-use crate::signal::Signal;
 
 /// 16 MiB of address space; only the used part costs memory.
 pub(crate) const fn grants_capacity() -> usize {

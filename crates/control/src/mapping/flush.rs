@@ -19,10 +19,10 @@ use tokio::time::timeout;
 
 use crate::base::Base;
 use crate::base::commit::CommitError;
+use crate::changed::Signal;
 use crate::link::Link;
 use crate::link::session::{AskError, Session};
 use crate::mapping::adopt::Adoption;
-use crate::signal::Signal;
 use crate::states::DeviceStates;
 
 impl Flusher {

@@ -4,7 +4,7 @@
 //! has no await and needs no lock. [`OwnerSide`] defines which steps may follow each other, and the
 //! protocol's model drives it too. This module adds the waiting.
 
-use crate::signal::Signal;
+use crate::changed::Signal;
 use forebay_xlate::ExtentRange;
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::GrantOf;

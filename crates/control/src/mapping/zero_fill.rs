@@ -16,10 +16,10 @@ use forebay_xlate::{DeviceIndex, ExtentRange};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::base::Base;
+use crate::changed::Signal;
 use crate::link::Link;
 use crate::link::session::{AskError, PendingAnswer, Session};
 use crate::mapping::adopt::Adoption;
-use crate::signal::Signal;
 use crate::states::DeviceStates;
 
 /// Zeroed in one round, unless one extent is larger.

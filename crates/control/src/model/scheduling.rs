@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use forebay_qos::budget::{LEAST, MOST, MOST_CREDIT_SECONDS};
-use forebay_qos::stated::Stated;
-pub use forebay_qos::stated::{LARGE_BYTES, SMALL_BYTES};
+use forebay_qos::stated_budget::Stated;
+pub use forebay_qos::stated_budget::{LARGE_BYTES, SMALL_BYTES};
 use serde::de::{Error, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;

@@ -36,7 +36,7 @@ use crate::exports::transfers::Transfers;
 use crate::exports::vms::VmSockets;
 use crate::exports::volumes::Volumes;
 use crate::health::copies::Copies;
-use crate::health::labels::Labels;
+use crate::health::pool_hold::Labels;
 use crate::health::reports::Reports;
 use crate::health::wait_reports::WaitReports;
 use crate::health::watch::Watch;

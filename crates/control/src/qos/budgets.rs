@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use forebay_pool::TenantId;
 use forebay_qos::budget::{Budget, LEAST};
-use forebay_qos::stated::Stated;
+use forebay_qos::stated_budget::Stated;
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::{Scheduling, Spread, TenantId as EngineTenantId, ToEngine};
 use forebay_xlate::boundary::region::MAX_TENANTS;

@@ -7,8 +7,8 @@
 
 mod blame;
 mod connect;
+mod estate_limit;
 pub(crate) mod found;
-mod line;
 pub(crate) mod pinning;
 pub(crate) mod process;
 mod replace;
@@ -33,6 +33,7 @@ use tokio::time::{Instant, timeout};
 use self::blame::Verdict;
 pub(crate) use self::connect::connect_socket;
 use self::process::{EngineProcess, with_last_words};
+use crate::changed::Signal;
 use crate::clock::now_unix_ms;
 use crate::config::EngineConfig;
 use crate::events::{EventFields, Events};
@@ -40,7 +41,6 @@ use crate::model::events::EventKind;
 use crate::model::{DeathReport, EngineState, Process};
 use crate::owner::session::{Conversion, Estate, GreetError, Greeting, Session};
 use crate::owner::{EngineProgress, Owner};
-use crate::signal::Signal;
 
 /// How long a greeting may take.
 pub(crate) const GREET_LIMIT: Duration = Duration::from_secs(10);
@@ -81,7 +81,7 @@ pub(crate) struct Supervisor {
     events: Rc<Events>,
     /// A dead engine's estate that waits for a successor.
     estate: RefCell<Option<Estate>>,
-    line: line::Counts,
+    line: estate_limit::Counts,
     /// When the last engine died, until a successor serves.
     died_at: Cell<Option<Instant>>,
     death: RefCell<Option<Death>>,
@@ -146,7 +146,7 @@ impl Supervisor {
             process: RefCell::new(None),
             events,
             estate: RefCell::new(None),
-            line: line::Counts::default(),
+            line: estate_limit::Counts::default(),
             died_at: Cell::new(None),
             death: RefCell::new(None),
             next_generation: Cell::new(None),

@@ -151,8 +151,14 @@ fn deaths_over_an_estate(crashed: bool) -> u32 {
 
 #[test]
 fn an_estate_that_kills_is_dropped() {
-    assert_eq!(deaths_over_an_estate(true), line::CRASHES_OVER_ESTATE);
-    assert_eq!(deaths_over_an_estate(false), line::DEATHS_OVER_ESTATE);
+    assert_eq!(
+        deaths_over_an_estate(true),
+        estate_limit::CRASHES_OVER_ESTATE
+    );
+    assert_eq!(
+        deaths_over_an_estate(false),
+        estate_limit::DEATHS_OVER_ESTATE
+    );
 }
 
 #[test]
@@ -173,7 +179,7 @@ fn an_estate_that_kills_whoever_goes_on_with_it_is_dropped() {
         assert!(die(generation, verdict(true), false));
         assert!(die(generation, of_an_export(), true));
     }
-    for generation in 1..line::YOUNG_CRASHES {
+    for generation in 1..estate_limit::YOUNG_CRASHES {
         assert!(die(generation.into(), verdict(true), true));
     }
     assert!(!die(100, verdict(true), true));
@@ -188,11 +194,11 @@ fn an_estate_with_which_no_engine_starts_is_dropped() {
         supervisor.start_failed();
     }
     *supervisor.estate.borrow_mut() = Some(Estate::empty(1));
-    for _ in 1..line::FAILED_STARTS {
+    for _ in 1..estate_limit::FAILED_STARTS {
         supervisor.start_failed();
     }
     supervisor.line.started();
-    for _ in 1..line::FAILED_STARTS {
+    for _ in 1..estate_limit::FAILED_STARTS {
         supervisor.start_failed();
         assert!(supervisor.estate.borrow().is_some());
     }

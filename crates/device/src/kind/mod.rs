@@ -4,6 +4,8 @@
 //! check bounds and alignment for all kinds.
 
 pub(crate) mod block;
+#[cfg(all(test, feature = "test-device"))]
+mod fake_remote;
 #[cfg(feature = "test-device")]
 pub mod faulty;
 pub(crate) mod file;
@@ -18,8 +20,6 @@ mod ram;
 mod ram_map;
 pub(crate) mod registry;
 pub mod spec;
-#[cfg(all(test, feature = "test-device"))]
-mod threads;
 #[cfg(feature = "test-device")]
 pub mod volatile;
 

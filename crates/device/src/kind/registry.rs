@@ -19,7 +19,7 @@ static KINDS: &[&dyn BackendKind] = &[
     #[cfg(feature = "test-device")]
     &super::faulty::FaultyKind,
     #[cfg(all(test, feature = "test-device"))]
-    &super::threads::ThreadsKind,
+    &super::fake_remote::ThreadsKind,
 ];
 
 pub(crate) fn resolved(

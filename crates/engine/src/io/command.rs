@@ -291,7 +291,7 @@ pub(crate) struct Io {
     pub link: u32,
     /// Stale answers are ignored.
     pub generation: u32,
-    /// Entries of its list ([`crate::io::vm`]).
+    /// Entries of its list ([`crate::io::guest_memory`]).
     pub pieces: u8,
     /// Entries before this one are submitted.
     pub piece_at: u8,

@@ -4,7 +4,7 @@
 //! Nothing is submitted before [`Pulse`] confirms that the pool is still this engine's. An
 //! operation's user data tells its purpose ([`kind`]).
 
-use crate::heartbeat::Pulse;
+use crate::device_heartbeat::Pulse;
 use forebay_device::Device;
 use forebay_device::ring::{Completion, Ring};
 use forebay_device::{Errno, Finish, Op, OpKind, Pinned, Registration, Submitted};

@@ -13,7 +13,7 @@
 
 use crate::memory::{self, Memory, StagingMemory, Zeros};
 use forebay_device::Buf;
-use forebay_qos::tiers::{self, Used, returned_at_once};
+use forebay_qos::spare_buffers::{self, Used, returned_at_once};
 use forebay_xlate::boundary::region::check::BufferRef;
 use std::ptr::NonNull;
 
@@ -354,7 +354,7 @@ impl Staging {
     pub(crate) fn settle(&mut self, lanes: u32) -> Held {
         let mut held = Held::default();
         for (at, class) in self.classes.iter_mut().enumerate() {
-            let own = tiers::own(at, lanes);
+            let own = spare_buffers::own(at, lanes);
             if let Some(keep) = class.used.poll(own) {
                 class.cool(keep as usize);
             }
@@ -444,7 +444,10 @@ mod tests {
             polls += 1;
             assert!(polls < 200, "what was borrowed doesn't return");
         }
-        assert!(polls as u32 >= tiers::BURST_OVER, "a pause is no end");
+        assert!(
+            polls as u32 >= spare_buffers::BURST_OVER,
+            "a pause is no end"
+        );
         assert_eq!(s.settle(lanes).own_bytes, (16 << 12) + (2 << 17));
         assert!(used_bytes() <= before + (2 << 17), "{}", used_bytes());
         assert!(steady.iter().all(|b| b.as_slice() == [7; 4096]));

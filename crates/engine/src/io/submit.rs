@@ -6,10 +6,10 @@
 
 use crate::io::command::{Io, IoOp, Stage};
 use crate::io::devices::{DeviceRing, kind};
+use crate::io::guest_memory::VmCommands;
 use crate::io::records::Records;
 use crate::io::slice::{Slice, Slices};
 use crate::io::staging::Staging;
-use crate::io::vm::VmCommands;
 use crate::lane::Lane;
 use crate::offload::Offload;
 use crate::qos::Qos;

@@ -21,13 +21,13 @@ use super::load::address;
 use super::report::Report;
 use super::together::{BenchJob, together};
 use super::verify::{self, Verified};
+use crate::api_paths;
 use crate::cli::names::VolumeName;
 use crate::command::attach::attach_command;
 use crate::failure::{Failure, Outcome};
 use crate::interrupt::Interrupt;
 use crate::output::Output;
 use crate::progress;
-use crate::route;
 
 #[derive(Debug, Args)]
 pub(crate) struct DemoArgs {
@@ -188,7 +188,7 @@ fn prepare(client: &Client, guest: &DemoHost) -> Outcome<Export> {
         };
         client.post::<_, Tenant>("/v1/tenants", &body)?;
     }
-    if found(client.get::<Volume>(&route::volume(&name)))?.is_none() {
+    if found(client.get::<Volume>(&api_paths::volume(&name)))?.is_none() {
         let body = VolumeCreate {
             name: VOLUME.to_owned(),
             size_bytes: VOLUME_BYTES,
@@ -198,14 +198,14 @@ fn prepare(client: &Client, guest: &DemoHost) -> Outcome<Export> {
         client.post::<_, Volume>(&format!("{tenant_path}/volumes"), &body)?;
     }
     let host = guest.host_nqn();
-    match found(client.get::<Export>(&route::export(&name)))? {
+    match found(client.get::<Export>(&api_paths::export(&name)))? {
         Some(export) if export.hosts.contains(&host) => Ok(export),
         Some(_) => {
             let body = ExportUpdate {
                 add_hosts: vec![host],
                 ..ExportUpdate::default()
             };
-            Ok(client.patch(&route::export(&name), &body)?)
+            Ok(client.patch(&api_paths::export(&name), &body)?)
         }
         None => {
             let body = ExportCreate {

@@ -10,12 +10,12 @@ use forebay_initiator::load::{self, Access, Amount, LoadSpec, Pace};
 use forebay_initiator::{Options, Wait};
 
 use super::report::Report;
+use crate::api_paths;
 use crate::cli::names::{self, VolumeName};
 use crate::context::Context;
 use crate::failure::{Failure, Outcome, While};
 use crate::output::Output;
 use crate::progress;
-use crate::route;
 
 #[derive(Debug, Args)]
 pub(crate) struct LoadArgs {
@@ -105,7 +105,7 @@ impl LoadArgs {
         }
         let export = self.export.as_ref();
         let name = export.ok_or_else(|| Failure::new("no target was given"))?;
-        let export: Export = context()?.client.get(&route::export(name))?;
+        let export: Export = context()?.client.get(&api_paths::export(name))?;
         if export.frontend != ExportFrontend::NvmeTcp {
             return Err(Failure::new(format!(
                 "{name} is exported to a VM, not over NVMe/TCP"

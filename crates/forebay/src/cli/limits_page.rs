@@ -3,7 +3,7 @@
 
 use forebay_control::api::{BODY_MAX_BYTES, TIME_LIMIT};
 use forebay_control::model::validate::{HOSTS_MAX, NAME_MAX, NQN_MAX};
-use forebay_engine::limits;
+use forebay_engine::documented_limits as limits;
 use forebay_nvme::reservation::MAX_REGISTRANTS;
 use forebay_qos::budget::{MOST, MOST_CREDIT_SECONDS};
 use forebay_xlate::boundary::message::MAX_VM_QUEUES;

@@ -5,11 +5,11 @@ use forebay_control::model::{Done, Export, ExportCreate, ExportFrontend, ExportU
 
 use super::attach::{ANY_ADDRESS, attach_commands};
 use super::vm::{attach_text, owner_ids};
+use crate::api_paths;
 use crate::cli::{ExportCommand, ExportCreateArgs};
 use crate::context::Context;
 use crate::failure::{Failure, Outcome, While};
 use crate::output::{exactly, pairs, table};
-use crate::route;
 
 pub(crate) fn export(context: &Context, command: ExportCommand) -> Outcome {
     let client = &context.client;
@@ -23,7 +23,7 @@ pub(crate) fn export(context: &Context, command: ExportCommand) -> Outcome {
             context.output.show(&exports, |exports| list(exports))
         }
         ExportCommand::Show { volume } => {
-            let export: Export = client.get(&route::export(&volume))?;
+            let export: Export = client.get(&api_paths::export(&volume))?;
             context.output.show(&export, show)
         }
         ExportCommand::Set(args) => {
@@ -41,11 +41,12 @@ pub(crate) fn export(context: &Context, command: ExportCommand) -> Outcome {
                 let question = format!("Disconnect hosts that lose access to {}?", args.volume);
                 context.confirm(&question)?;
             }
-            let export: Export = client.patch(&route::export(&args.volume), &body)?;
+            let export: Export = client.patch(&api_paths::export(&args.volume), &body)?;
             context.output.show(&export, show)
         }
         ExportCommand::Resume { volume } => {
-            let export: Export = client.post(&format!("{}/resume", route::export(&volume)), &())?;
+            let export: Export =
+                client.post(&format!("{}/resume", api_paths::export(&volume)), &())?;
             context.output.show(&export, show)
         }
         ExportCommand::Delete {
@@ -57,7 +58,7 @@ pub(crate) fn export(context: &Context, command: ExportCommand) -> Outcome {
                 false => format!("Delete the export of {volume}?"),
             })?;
             let query = format!("?disconnect_hosts={disconnect_hosts}");
-            let done: Done = client.delete(&format!("{}{query}", route::export(&volume)))?;
+            let done: Done = client.delete(&format!("{}{query}", api_paths::export(&volume)))?;
             context.output.done(&done)
         }
     }

@@ -7,11 +7,11 @@ use forebay_control::model::{
 use forebay_device::size::{CAPACITY_BLOCK_BYTES, Size, format_bytes, format_exact, parse_size};
 use forebay_device::spec::{DeviceSpec, SpecError};
 
+use crate::api_paths::segment;
 use crate::cli::{DeviceCommand, PoolCommand, PoolCreateArgs};
 use crate::context::Context;
 use crate::failure::{Failure, Outcome, While};
 use crate::output::{pairs, table, yes_no};
-use crate::route::segment;
 use crate::word::word;
 
 pub(crate) fn pool(context: &Context, command: PoolCommand) -> Outcome {

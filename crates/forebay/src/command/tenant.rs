@@ -5,11 +5,11 @@ use forebay_control::model::{Done, Tenant, TenantCreate};
 use forebay_device::size::format_bytes;
 
 use super::scheduling::{admission_text, assumed_text, budget_cells, budget_line, patch_of};
+use crate::api_paths::segment;
 use crate::cli::TenantCommand;
 use crate::context::Context;
 use crate::failure::Outcome;
 use crate::output::{pairs, table};
-use crate::route::segment;
 
 pub(crate) fn tenant(context: &Context, command: TenantCommand) -> Outcome {
     match command {

@@ -4,13 +4,13 @@ use forebay_control::model::{Done, Volume, VolumeCreate, VolumeUpdate};
 use forebay_device::size::{Size, format_bytes};
 
 use super::scheduling::{assumed_text, limit_line, patch_of};
+use crate::api_paths;
 use crate::cli::names::VolumeName;
 use crate::cli::{BudgetArgs, Reserve, VolumeCommand};
 use crate::context::Context;
 use crate::failure::Outcome;
 use crate::image;
 use crate::output::{exactly, pairs, table, yes_no};
-use crate::route;
 
 /// The daemon's default block size.
 const DEFAULT_BLOCK_BYTES: u32 = 4096;
@@ -26,13 +26,13 @@ pub(crate) fn volume(context: &Context, command: VolumeCommand) -> Outcome {
         } => create(context, volume, size, block_size, reserve),
         VolumeCommand::List { tenant } => {
             let volumes: Vec<Volume> = match tenant {
-                Some(tenant) => client.get(&route::volumes(&tenant))?,
+                Some(tenant) => client.get(&api_paths::volumes(&tenant))?,
                 None => client.get("/v1/volumes")?,
             };
             context.output.show(&volumes, |volumes| list(volumes))
         }
         VolumeCommand::Show { volume } => {
-            let volume: Volume = client.get(&route::volume(&volume))?;
+            let volume: Volume = client.get(&api_paths::volume(&volume))?;
             context.output.show(&volume, show)
         }
         VolumeCommand::Resize { volume, size } => resize(context, &volume, size),
@@ -40,7 +40,7 @@ pub(crate) fn volume(context: &Context, command: VolumeCommand) -> Outcome {
         VolumeCommand::Budget { volume, budget } => set_budget(context, &volume, &budget),
         VolumeCommand::Delete { volume } => {
             context.confirm(&format!("Delete volume {volume} and its data?"))?;
-            let done: Done = client.delete(&route::volume(&volume))?;
+            let done: Done = client.delete(&api_paths::volume(&volume))?;
             context.output.done(&done)
         }
         VolumeCommand::Import {
@@ -66,7 +66,7 @@ fn create(
     block_size: Option<u32>,
     reserve: Option<Reserve>,
 ) -> Outcome {
-    let path = route::volumes(&name.tenant);
+    let path = api_paths::volumes(&name.tenant);
     let block_bytes = u64::from(block_size.unwrap_or(DEFAULT_BLOCK_BYTES)).max(1);
     let size_bytes = size.to_blocks(block_bytes);
     let body = VolumeCreate {
@@ -89,7 +89,7 @@ fn create(
 }
 
 fn resize(context: &Context, name: &VolumeName, size: Size) -> Outcome {
-    let path = route::volume(name);
+    let path = api_paths::volume(name);
     let size_bytes = match size.is_rounded {
         true => {
             let now: Volume = context.client.get(&path)?;
@@ -112,7 +112,7 @@ fn resize(context: &Context, name: &VolumeName, size: Size) -> Outcome {
 }
 
 fn set(context: &Context, name: &VolumeName, reserve: Reserve) -> Outcome {
-    let path = route::volume(name);
+    let path = api_paths::volume(name);
     let reserved_bytes = match reserve {
         Reserve::Size(size) if !size.is_rounded => size.bytes,
         reserve => {
@@ -138,7 +138,7 @@ fn set(context: &Context, name: &VolumeName, reserve: Reserve) -> Outcome {
 }
 
 fn set_budget(context: &Context, name: &VolumeName, args: &BudgetArgs) -> Outcome {
-    let path = format!("{}/budget", route::volume(name));
+    let path = format!("{}/budget", api_paths::volume(name));
     let set: Volume = match patch_of(args, None) {
         Some(patch) => context.client.patch(&path, &patch)?,
         None => context.client.delete(&path)?,

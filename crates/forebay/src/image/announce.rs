@@ -14,9 +14,9 @@ use forebay_control::api::client::{Client, ClientError};
 use forebay_control::model::error::ErrorKind;
 use forebay_control::model::{Done, TRANSFER_HOST_PREFIX, Transfer, TransferKind, TransferPut};
 
+use crate::api_paths;
 use crate::cli::names::VolumeName;
 use crate::failure::{Failure, Outcome, While};
-use crate::route;
 
 /// A third of the daemon's limit.
 const RENEW_EVERY: Duration = Duration::from_secs(10);
@@ -45,7 +45,7 @@ impl Announced {
         let uuid = std::fs::read_to_string("/proc/sys/kernel/random/uuid")
             .while_doing("generate a host NQN")?;
         let host_nqn = format!("{TRANSFER_HOST_PREFIX}{}", uuid.trim());
-        let path = format!("{}/transfer", route::volume(name));
+        let path = format!("{}/transfer", api_paths::volume(name));
         let mut body = TransferPut {
             host: host_nqn.clone(),
             kind,

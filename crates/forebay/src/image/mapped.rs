@@ -7,9 +7,9 @@ use forebay_control::api::client::Client;
 use forebay_control::model::VolumeExtents;
 
 use super::transfer::Data;
+use crate::api_paths;
 use crate::cli::names::VolumeName;
 use crate::failure::Outcome;
-use crate::route;
 
 pub(super) struct Mapped<'a> {
     client: &'a Client,
@@ -22,7 +22,7 @@ impl<'a> Mapped<'a> {
     pub(super) fn new(client: &'a Client, name: &VolumeName) -> Self {
         Self {
             client,
-            path: format!("{}/extents", route::volume(name)),
+            path: format!("{}/extents", api_paths::volume(name)),
             page: VecDeque::new(),
             next_bytes: Some(0),
         }

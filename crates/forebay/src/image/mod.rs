@@ -17,13 +17,13 @@ use forebay_control::model::{Done, Tenant, TransferKind, Volume};
 use forebay_device::size::format_bytes;
 use forebay_initiator::{IoQueue, Options, Session};
 
+use crate::api_paths;
 use crate::cli::names::VolumeName;
 use crate::context::Context;
 use crate::failure::{Failure, Outcome, While};
 use crate::interrupt::Interrupt;
 use crate::output::exactly;
 use crate::progress;
-use crate::route;
 use announce::Announced;
 use format::Ends;
 use mapped::Mapped;
@@ -46,7 +46,7 @@ pub(crate) fn import(
 ) -> Outcome {
     let mut source = Source::open(file)?;
     let client = &context.client;
-    let before: Volume = client.get(&route::volume(name))?;
+    let before: Volume = client.get(&api_paths::volume(name))?;
     if let Some(bytes) = source.bytes()
         && bytes > before.size_bytes
     {
@@ -105,8 +105,8 @@ pub(crate) fn import(
 /// Names the budgets that limited a transfer, if any.
 fn budget_note(client: &Client, name: &VolumeName) -> String {
     let tenant = &name.tenant;
-    let of_tenant = client.get::<Tenant>(&format!("/v1/tenants/{}", route::segment(tenant)));
-    let of_volume = client.get::<Volume>(&route::volume(name));
+    let of_tenant = client.get::<Tenant>(&format!("/v1/tenants/{}", api_paths::segment(tenant)));
+    let of_volume = client.get::<Volume>(&api_paths::volume(name));
     match (
         of_tenant.is_ok_and(|shown| shown.budget.is_some()),
         of_volume.is_ok_and(|shown| shown.budget.is_some()),
@@ -151,7 +151,7 @@ fn refuse_other_formats(file: &Path, ends: &Ends, volume: &Volume) -> Outcome {
 }
 
 pub(crate) fn export(context: &Context, name: &VolumeName, file: &Path) -> Outcome {
-    let before: Volume = context.client.get(&route::volume(name))?;
+    let before: Volume = context.client.get(&api_paths::volume(name))?;
     let interrupt = Interrupt::watch()?;
     let mut sink = Sink::create(file)?;
     let announced = Announced::new(&context.client, name, TransferKind::Export, false)?;

@@ -19,7 +19,7 @@ use crate::{
 };
 use forebay_device::size::format_bytes;
 use forebay_nvme::reservation::Reservations;
-use forebay_qos::stated::Stated;
+use forebay_qos::stated_budget::Stated;
 use forebay_xlate::boundary::message::{PathState, ReserveToken};
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 use std::collections::BTreeSet;

@@ -14,7 +14,7 @@ use crate::{
     volumes::Volumes,
 };
 use forebay_qos::budget::{BadBudget, Budget, Field, LEAST, Rate};
-use forebay_qos::stated::Stated;
+use forebay_qos::stated_budget::Stated;
 use forebay_xlate::types::VolumeId;
 use std::collections::BTreeMap;
 

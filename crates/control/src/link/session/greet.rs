@@ -15,9 +15,9 @@ use forebay_xlate::boundary::region::Region;
 use forebay_xlate::shm::SharedMemory;
 
 use super::{DeviceState, Session, monotonic_ns};
+use crate::changed::Signal;
 use crate::link::wire::Wire;
 use crate::readiness::in_time;
-use crate::signal::Signal;
 
 /// Why a session did not begin.
 #[derive(Debug, thiserror::Error)]

@@ -26,8 +26,8 @@ use tokio::sync::oneshot;
 use self::deposit::Deposit;
 use self::preallocated::PreallocatedAnswer;
 use super::wire::Wire;
+use crate::changed::Signal;
 use crate::readiness::in_time;
-use crate::signal::Signal;
 
 pub(crate) use self::deposit::{Conversion, Estate};
 pub(crate) use self::greet::{GreetError, Greeting};

@@ -3,7 +3,7 @@
 //! A command is checked, gets a slot, and goes to the core when it has memory, room and, for larger
 //! writes, its R2T data. Otherwise it waits in order in its connection's list, while the stream is
 //! read on. Only in-capsule data without memory stalls the stream. R2Ts are limited
-//! ([`super::share`]), so that hosts which never send data cannot tie up all memory.
+//! ([`super::quotas`]), so that hosts which never send data cannot tie up all memory.
 //!
 //! **Not here:** admin commands ([`super::admin`]), the stream ([`super::rx`]).
 

@@ -6,14 +6,14 @@
 
 use super::fused::Pairs;
 
+use super::epoll_interest::Socket;
+use super::quotas::ConnectionCharge;
 use super::r2t::Parts;
 use super::record::{NewCommand, QueueRecords};
 use super::rx::{Inbound, Rx};
-use super::share::ConnectionCharge;
 use super::shared::Shared;
 use super::slots::{NONE, SlotStage, Slots, Work};
 use super::tx::Tx;
-use super::watch::Socket;
 use crate::core::staging::StagingBuffer;
 use crate::core::{CommandRef, Core, IoOp, Issuer};
 use crate::lane::LaneIndex;

@@ -8,31 +8,31 @@
 //! **Not supported:** TLS, in-band authentication, Disconnect of a single queue.
 
 mod admin;
+mod attach;
 mod cids;
 mod command;
 mod conn;
 mod controllers;
+mod epoll_interest;
 mod fused;
 mod inherit;
 mod lifecycle;
 mod message;
-mod place;
-mod pool;
+mod quotas;
 mod r2t;
 pub(crate) mod record;
 mod reserve;
 mod restrictions;
 mod rx;
 mod send;
-mod share;
+mod send_lists;
 mod shared;
 mod slots;
 mod turn;
 mod tx;
 mod visit;
-mod watch;
+pub(crate) use epoll_interest::lose_the_vanished;
 pub(crate) use message::TcpMessage;
-pub(crate) use watch::lose_the_vanished;
 
 use crate::core::{Core, FrontendIndex};
 use crate::exports::Port;

@@ -1,8 +1,8 @@
 //! State that a reactor's connections share. **Not here:** how much each may hold
-//! ([`super::share`]).
+//! ([`super::quotas`]).
 
-use super::pool::BufferPool;
-use super::share::{LaneUse, Use};
+use super::quotas::{LaneUse, Use};
+use super::send_lists::BufferPool;
 use crate::core::FrontendIndex;
 use crate::core::staging::StagingBuffer;
 use crate::memory::Memory;

@@ -1,5 +1,5 @@
 //! Implements [`Frontend`]. **Not here:** one connection's turn ([`super::visit`]), how connections
-//! begin and end ([`super::place`], [`super::lifecycle`]).
+//! begin and end ([`super::attach`], [`super::lifecycle`]).
 
 use super::conn::{Conn, Life};
 use super::controllers::{self, Attached, Quiesce};

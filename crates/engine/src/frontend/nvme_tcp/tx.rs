@@ -10,8 +10,8 @@
 //! sent. [`Tx::has_room`] counts items without a command.
 
 use super::command::MAX_R2TS_OF_ONE;
-use super::pool::{BufferPool, List};
 use super::record::QueueRecords;
+use super::send_lists::{BufferPool, List};
 use super::slots::NONE;
 use crate::core::staging::StagingBuffer;
 use forebay_nvme::tcp::{MAX_HEADER_BYTES, MAX_TERM_REQ_BYTES};

@@ -8,6 +8,7 @@
 
 mod answer;
 mod attach;
+mod between_quanta;
 pub(crate) mod client;
 pub(crate) mod closer;
 pub(crate) mod descriptor;
@@ -22,7 +23,6 @@ pub(crate) mod talk;
 #[cfg(test)]
 mod tests;
 mod turn;
-mod within_base;
 
 use crate::core::{Core, FrontendIndex};
 use crate::frontend::Frontend;
@@ -124,7 +124,7 @@ impl Vms {
             cpus: None,
             closer,
             breaks: 0,
-            calm: Vec::with_capacity(within_base::MOST),
+            calm: Vec::with_capacity(between_quanta::MOST),
             calm_at: 0,
             calm_next: 0,
             stopping: false,

@@ -1,8 +1,8 @@
 //! Implements [`Frontend`] for VMs: each call goes over the clients. After a turn with work, rings
 //! are not polled for [`REST_TURNS`] turns.
 
+use super::between_quanta::AT_ONCE;
 use super::protocol::{Closing, Turn};
-use super::within_base::AT_ONCE;
 use super::{Life, REMOVAL_GRACE_NS, REMOVED, RETRY_NS, Vm, VmMessage, Vms};
 use crate::core::Core;
 use crate::frontend::{Beside, Frontend};

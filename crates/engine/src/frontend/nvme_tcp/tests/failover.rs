@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::frontend::Frontend;
-use crate::frontend::nvme_tcp::place::MAX_DRAINING;
+use crate::frontend::nvme_tcp::attach::MAX_DRAINING;
 use forebay_device::OpKind;
 
 fn response(rig: &mut rig::Rig, host: &mut Host) -> (Pdu, Vec<u8>) {

@@ -2,7 +2,7 @@
 //!
 //! **Design.** Most commands on a device in memory, or on one that stores nothing, end at once,
 //! without a place in the slab ([`Core::at_once`]). **Not here:** the devices' access
-//! ([`crate::io::vm`]).
+//! ([`crate::io::guest_memory`]).
 
 #![allow(unsafe_code)]
 
