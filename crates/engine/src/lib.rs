@@ -31,7 +31,6 @@ mod offload;
 mod patience;
 mod qos;
 mod reactor;
-mod records;
 mod recovery;
 pub mod signals;
 mod takeover;

@@ -5,12 +5,16 @@
 //! layout ([`forebay_xlate::boundary::region`]).
 
 use crate::io::command::CommandRef;
-use crate::records::keep_for_ever;
 use forebay_xlate::boundary::region::{
     CommandRecord, MAX_QUEUE_ENTRIES, MAX_QUEUES, RECORDS, ReactorRecord, Region,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+
+/// An engine has one region until its process ends, so references to it need no count.
+pub(crate) fn keep_for_ever(region: &Arc<Region>) -> &'static Region {
+    Box::leak(Box::new(region.clone()))
+}
 
 pub(crate) struct Records {
     pub(crate) reactor: &'static ReactorRecord,

@@ -368,8 +368,8 @@ fn gather<'a>(list: &'a List, mut skip: usize, parts: &mut [IoSlice<'a>]) -> (us
 mod tests {
     use super::*;
     use crate::core::staging::Staging;
+    use crate::io::records::keep_for_ever;
     use crate::memory::Memory;
-    use crate::records::keep_for_ever;
     use forebay_xlate::boundary::region::check::Seed;
     use forebay_xlate::boundary::region::{MAX_LISTS, Region};
     use proptest::prelude::*;

@@ -1,7 +1,7 @@
 //! Which records count after each step, and after a death within it.
 
 use super::*;
-use crate::records::keep_for_ever;
+use crate::io::records::keep_for_ever;
 use forebay_nvme::tcp::{IcReq, Offer};
 use forebay_xlate::boundary::region::QueueIdentity;
 use forebay_xlate::kill;
