@@ -1,4 +1,5 @@
-//! Warnings, events and answers about the whole pool. Reads all other modules, and none uses it.
+//! The health of the whole pool: periodic checks, warnings, events and answers. It updates a stale catalog
+//! copy and keeps this daemon's hold on the pool. It reads all other modules; none uses it.
 
 pub(crate) mod check;
 pub(crate) mod copies;

@@ -2,7 +2,8 @@
 //!
 //! The owner answers the engine's faults, deallocations and commits, and alone changes a map. The
 //! rest of the daemon knows an owner by the trait [`MapOwner`]; [`PoolOwner`] implements it for a
-//! pool's volumes. `forebay_pool` chooses the extents.
+//! pool's volumes; every other file here is a part of it. `forebay_pool` chooses the extents. A pool has
+//! one owner, which [`crate::owner`] makes.
 
 pub(crate) mod adopt;
 pub(crate) mod evict;
