@@ -2,7 +2,7 @@
 //!
 //! **Design.** All connections of an export are on one reactor, so a lane has one writer and no
 //! lock. Its statistics are in the state region. **Not here:** admission
-//! ([`crate::core::Admission`]).
+//! ([`crate::qos::Admission`]).
 
 use crate::volume::Volume;
 use forebay_nvme::controller::{Health, NamespaceInfo};

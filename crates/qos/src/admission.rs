@@ -1,8 +1,8 @@
-//! Decides which bases a node can promise.
+//! Decides which bases a node accepts.
 //!
 //! A base is guaranteed if its worst mix of sizes and operations fits into the node beside all
-//! others. Oversubscription promises more, so bases can interfere. Reactors are chosen in
-//! [`crate::placement`].
+//! others. Oversubscription promises more, so bases can interfere. [`crate::placement`] chooses
+//! reactors; [`crate::scheduler`] admits I/Os.
 
 use crate::budget::{BadBudget, Budget, LEAST, Rate};
 use crate::cost::CostTable;
@@ -14,7 +14,8 @@ use crate::resources::{Resource, SHARED, SHARED_RESOURCES};
 pub struct Capacity {
     /// Reactors, each with its own processor.
     pub reactors: u32,
-    /// Devices that can read at full speed at once; 1 if costs cover all devices.
+    /// Devices that can read at full speed at once; 1 if costs were measured over all devices
+    /// together.
     pub device_reads: f64,
     /// Devices that can write at full speed at once.
     pub device_writes: f64,
@@ -41,7 +42,7 @@ impl Capacity {
     }
 }
 
-/// The part that may be promised: all but the reserve.
+/// The part that may be promised: `utilisation` of the capacity, less the reserve.
 #[must_use]
 pub fn usable(params: &Params) -> f64 {
     f64::from(params.utilisation * (1.0 - params.reserve_most))
@@ -241,7 +242,7 @@ pub fn interference(tenants: u32, k: u32, p: f64) -> f64 {
     if p == 0.0 || p == 1.0 {
         return p;
     }
-    // In logarithms and from the larger side, because C(n, i) overflows.
+    // Sums the upper tail in logarithms, because C(n, i) overflows.
     let (ln_p, ln_q) = (p.ln(), (-p).ln_1p());
     let mut ln_choose = 0.0;
     let mut sum = 0.0;

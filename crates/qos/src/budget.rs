@@ -26,12 +26,12 @@ pub enum Burst {
     Metered,
 }
 
-/// The limits of a tenant or volume.
+/// A tenant's or volume's budget.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash, Serialize, Deserialize)]
 pub struct Budget {
     /// Available at any time.
     pub base: Rate,
-    /// The burst limit, never exceeded.
+    /// The burst limit. Savings of a few windows may exceed it briefly.
     pub burst: Rate,
     /// How it may burst.
     pub how: Burst,

@@ -1,7 +1,7 @@
 //! The cost of an I/O, by operation, size and frontend.
 //!
 //! A [`Profile`] holds calibrated costs. A [`CostTable`] has a row for every 512 bytes up to 128
-//! KiB; larger I/Os extrapolate. The [`crate::estimator`] corrects costs at run time.
+//! KiB; costs of larger I/Os are extrapolated. The [`crate::estimator`] corrects costs at run time.
 
 use crate::budget::Rate;
 use crate::resources::{PARTS, PLENTY, Resource, ResourceVector, SHARED};
@@ -77,7 +77,7 @@ const KINDS: usize = 9;
 pub struct Profile {
     /// Reactor time at each of [`SIZES`].
     pub cpu_ns: [f64; 6],
-    /// Device time at each of [`SIZES`], as if operations were serial.
+    /// Device time per I/O at each of [`SIZES`], as if the device did one at a time.
     pub device_ns: [f64; 6],
     /// Protocol bytes on the link; 0 for a VM.
     pub header_bytes: u32,
@@ -96,8 +96,8 @@ impl Profile {
     }
 }
 
-/// Costs without a calibration: a plain server processor, and drives that throttle no tenant.
-/// Estimates that are too high would leave devices idle.
+/// Costs without a calibration: a plain server processor, and drives so fast that they limit no
+/// tenant. Estimates that are too high would leave devices idle.
 #[must_use]
 pub fn default_profiles() -> [[Profile; 3]; 3] {
     let of = |fixed_ns: f64, header_bytes: u32| {
@@ -131,13 +131,14 @@ fn at(measured: &[f64; 6], len: u32) -> f64 {
 /// All costs, calculated once. Clones share the rows.
 #[derive(Clone, Debug)]
 pub struct CostTable {
-    /// By size, then kind: one comparison checks both.
+    /// By size, then kind: one bounds check covers both.
     rows: Arc<[ResourceVector; ROWS * KINDS]>,
     profiles: [[Profile; 3]; 3],
 }
 
 impl CostTable {
-    /// By frontend and operation. NaN and negative numbers count as 0.
+    /// Builds the table; `profiles` is by frontend, then operation. NaN and negative numbers count
+    /// as 0.
     #[must_use]
     pub fn new(profiles: [[Profile; 3]; 3]) -> Self {
         let mut rows = Arc::new([ResourceVector::ZERO; ROWS * KINDS]);

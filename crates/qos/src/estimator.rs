@@ -1,8 +1,8 @@
 //! Corrects calibrated costs by observed queueing delay.
 //!
 //! Above a target delay, a resource's correction grows each window. Far below it ([`CALM_DELAY`]),
-//! while the resource is busy, the correction shrinks. Otherwise it returns to 1. Bounds limit
-//! tenants that exploit this.
+//! while the resource is busy, the correction shrinks. Otherwise it returns to 1. The correction is
+//! bounded, which limits tenants that provoke it.
 
 use crate::params::{BUSY, CALM_DELAY, Params, STEP_DOWN, STEP_UP};
 use crate::resources::SHARED;
@@ -41,7 +41,7 @@ impl Estimator {
         self.held[resource] = true;
     }
 
-    /// Caps the correction at 1: the tenants that raised it are gone.
+    /// Caps the correction at 1.
     pub fn relieve(&mut self, resource: usize) {
         self.factor[resource] = self.factor[resource].min(1.0);
     }

@@ -1,8 +1,8 @@
 //! Sums that reactors share to divide a tenant's budget.
 //!
 //! Once a window, a reactor publishes the change of a tenant's demand. The same atomic instruction
-//! returns the sum of all reactors, and so its share. There is no lock. A volume's own base stays
-//! with its reactor. Processors aren't shared.
+//! returns the sum of all reactors, from which the reactor computes its share. There is no lock. A
+//! volume's own base stays with its reactor. Processors aren't shared.
 
 use crate::budget::{Budget, Burst, Rate};
 use crate::credit::TokenBucket;
@@ -10,7 +10,7 @@ use crate::resources::{PARTS, SHARED};
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
-/// Sums that divide a budget.
+/// Sums that divide a budget. `takers` counts reactors with lanes of the tenant.
 #[derive(Default, Debug)]
 pub struct Shares {
     /// In 1/65536 of the base.
@@ -39,7 +39,7 @@ pub struct LedgerEntry {
 /// A tenant's newest window, in rates per second.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Newest {
-    /// The grant.
+    /// The allocation.
     pub granted: Rate,
     /// The use in the last complete window.
     pub used: Rate,
@@ -77,12 +77,12 @@ impl Newest {
 pub struct Ledger {
     entries: Box<[LedgerEntry]>,
     awake: AtomicU32,
-    /// Per window, the sum of all reactors.
+    /// Sum of all reactors' entitlements per window.
     entitlement: [AtomicU64; SHARED],
 }
 
 impl Ledger {
-    /// For this many tenants.
+    /// A ledger for this many tenants.
     #[must_use]
     pub fn new(tenants: usize) -> Self {
         Self {
@@ -186,7 +186,7 @@ impl LedgerEntry {
         (windows as f64 - had).max(0.0) / self.shares.takers() as f64
     }
 
-    /// Restores credit up to the cap; returns the result.
+    /// Sets the caps and adds credit from an earlier engine; returns all credit.
     pub fn save(&self, budget: &Budget, [ops, bytes]: [u64; 2]) -> [u64; 2] {
         self.set_budget(budget);
         self.credit[0].put(ops.saturating_mul(PARTS as u64));
@@ -214,7 +214,7 @@ impl LedgerEntry {
 }
 
 impl Shares {
-    /// Counts a reactor with lanes of this tenant.
+    /// Counts a reactor that gains or loses its lanes of the tenant.
     pub fn attach(&self, attached: bool) {
         if attached {
             self.takers.fetch_add(1, Relaxed);
@@ -230,9 +230,9 @@ impl Shares {
         self.takers.load(Relaxed) > 1
     }
 
-    /// Replaces this reactor's demand; returns its share (0 to 1). `beginner` is an extra demand of
-    /// all reactors together, in bases, so that an idle one has a share. A single reactor publishes
-    /// nothing.
+    /// Replaces this reactor's demand; returns its share (0 to 1). `beginner` is an extra demand in
+    /// bases, split over the tenant's reactors, so that an idle one keeps a small share. A single
+    /// reactor publishes nothing.
     #[inline]
     pub fn share(&self, published: &mut Published, new: Published, beginner: f32) -> f32 {
         if !self.is_shared() {

@@ -1,7 +1,7 @@
 //! # Quality of service: a base for each tenant, and the rest for those that can use it
 //!
 //! This crate decides which I/O may begin now, by the BurstCBS algorithm (OSDI '24). [`admission`]
-//! says what a node can promise, and [`placement`] where. [`cost`] says what an I/O costs;
+//! decides which bases a node accepts, and [`placement`] where. [`cost`] says what an I/O costs;
 //! [`estimator`] corrects that. The [`scheduler`] of each reactor divides a window's resources;
 //! reactors agree through a [`ledger`].
 //!

@@ -5,7 +5,8 @@ use crate::resources::MAX_WINDOW_NS;
 /// Part of a link's capacity that carries over when a lane waits for the other link. With more,
 /// lanes could hoard a link.
 pub const LINK_CARRIED: f32 = 0.125;
-/// Windows that a late reactor makes up for: 20 ms, a time slice of the kernel.
+/// Below this part of the target delay, costs are estimated too high. The gap to the target keeps
+/// corrections from oscillating.
 pub const LATE_WINDOWS: u64 = 64;
 /// Below this part of the target delay, costs are estimated too high. At a half, both corrections
 /// would meet.
@@ -14,19 +15,20 @@ pub const CALM_DELAY: f32 = 0.25;
 pub const STEP_UP: f32 = 0.04;
 /// Decrease of a correction per window: slower, against oscillation.
 pub const STEP_DOWN: f32 = 0.01;
-/// Below this utilisation, delay says nothing about costs.
+/// Below this utilisation, a short delay lowers no correction below 1.
 pub const BUSY: f32 = 0.5;
 /// Unused allocations below this part of the base are dropped: a tenant is idle after six unused
 /// windows.
 pub const FORGET: f32 = 1.0 / 64.0;
-/// Unused processor time of waiting lanes counts this many times as delay.
+/// The processor's queueing delay is this many times the time that queued lanes left unused.
 pub const BACKLOG_WEIGHT: u64 = 4;
-/// Extra demand of a tenant's reactors together, in bases: a volume that wakes finds a share.
+/// A small extra demand in bases, split over a tenant's reactors, so that an idle one keeps a small
+/// share.
 pub const BEGINNER: f32 = 1.0 / 256.0;
 /// The largest published demand, in bases, so that sums fit 64 bits.
 pub const MOST_PUBLISHED: f32 = 1000.0;
-/// After this time without a start, a reactor is idle and may help: two windows, as with one it
-/// would alternate.
+/// After this time without beginning a command of its own, a reactor is idle and may help. With one
+/// window, it would flip between idle and busy.
 pub const IDLE_NS: u64 = 600_000;
 /// Utilisation above which a reactor gets help.
 pub const HELP_FROM: f64 = 0.95;
@@ -46,9 +48,9 @@ pub struct Params {
     pub weight_waiting: f32,
     /// Part of the capacity that is given out; the rest keeps queues short.
     pub utilisation: f32,
-    /// Idle tenants that can return to their base at once, out of the reserve ...
+    /// Idle tenants that can return to their base at once, out of the reserve.
     pub reserve_tenants: u32,
-    /// ... which is at most this part of the capacity.
+    /// The largest reserve, as a part of the capacity.
     pub reserve_most: f32,
     /// Bursting tenants to compare when taking from one: 2 in the paper, 1, or 0 for none.
     pub choices: u32,

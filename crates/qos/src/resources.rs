@@ -18,9 +18,9 @@ pub const PLENTY: i32 = 1 << 29;
 pub enum Resource {
     /// Reactor time, in ns.
     Cpu = 0,
-    /// Device time for reads, in ns, as if serial.
+    /// Device time for reads, in ns, as if done one at a time.
     DeviceRead = 1,
-    /// Device time for writes, in ns, as if serial.
+    /// Device time for writes, in ns, as if done one at a time.
     DeviceWrite = 2,
     /// Bytes from hosts.
     LinkIn = 3,

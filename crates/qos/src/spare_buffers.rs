@@ -2,11 +2,11 @@
 //!
 //! Each lane keeps some buffers of each size: [`OWN_BUFFERS`] of the smallest, half as many of each
 //! next size. A burst borrows more. After [`BURST_OVER`] checks without a burst, the extra free
-//! buffers are returned, a few at each check.
+//! buffers return to the kernel, a few at each check.
 
 /// Most bytes to return at one check: the kernel takes pages one by one while the reactor waits.
 const RETURNED_BYTES: u32 = 1 << 20;
-/// Most buffers to return at one check: each may be a call.
+/// Most buffers to return at one check: each may cost a system call.
 const RETURNED_BUFFERS: u32 = 64;
 
 /// The smallest buffers that each lane keeps.
@@ -62,7 +62,7 @@ impl Used {
         self.most_out = self.most_out.max(self.out);
     }
 
-    /// Counts a returned buffer.
+    /// Counts a freed buffer.
     #[inline]
     pub fn release(&mut self) {
         self.out -= 1;

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How queues spread over reactors. In messages it is one byte; 1 was a third way.
+/// How queues spread over reactors. In messages it is one byte; 1 is unused (a removed policy).
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u8", into = "u8")]
 pub enum Spread {

@@ -1,8 +1,8 @@
 //! The stated parts of a budget, and the whole budget.
 //!
 //! Missing parts follow from the stated ones. A base of operations alone gets 4 KiB for each; one
-//! of bytes alone, an operation for every 128 KiB. A missing burst limit is the stated base, or
-//! none.
+//! of bytes alone, an operation for every 128 KiB. A missing burst limit defaults to the stated
+//! base, else to unlimited.
 
 use serde::{Deserialize, Serialize};
 

@@ -4,7 +4,7 @@
 //! volume at a time, repeated to a new daemon. Others wait in a queue per host, served round-robin,
 //! so that a busy host cannot block one that fences it. A request given up by its reactor is
 //! dropped, unless it is at the daemon. **Not here:** decisions (the daemon's), waiting commands
-//! (`tcp::reserve`).
+//! (`frontend::nvme_tcp::reserve`).
 
 use super::Control;
 use crate::frontend::nvme_tcp::TcpMessage;

@@ -4,7 +4,7 @@
 //! So commands not at a device end, and the answer waits for the rest ([`Drain`]). It also waits
 //! for all present spans of the volume ([`crate::recovery`]), which may be anyone's, even a dead
 //! engine's until its fence. **Not here:** the rules (`nvme::reservation`), and the answer
-//! (`tcp::reserve`).
+//! (`frontend::nvme_tcp::reserve`).
 
 use super::Core;
 use crate::io::command::{IoOp, Issuer, Stage};

@@ -7,7 +7,7 @@
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The least that an export counts, in reactors.
+/// The least load counted for an export, as a part of a reactor.
 const LEAST_PART: f64 = 1.0 / 16.0;
 const ROUNDING: f64 = 1e-9;
 
@@ -219,7 +219,7 @@ impl PlacementPlan {
         while let Some(id) = order.get(next) {
             let before = self.tenants.get(id).map_or(Coverage::All, |of| of.counts);
             let is_new = before != Coverage::All && self.settle_one(*id, Coverage::All);
-            // A base that fits elsewhere frees its room for the first tenant that lacks some.
+            // A base newly guaranteed elsewhere frees room, so begin again with the first tenant.
             next = match is_new && before == Coverage::Promised {
                 true => 0,
                 false => next + 1,
@@ -233,7 +233,8 @@ impl PlacementPlan {
         };
         let (mut at, mut cost) = (of.at.clone(), of.cost);
         if !of.is_served() {
-            // It keeps one promised reactor.
+            // A tenant without exports keeps one promised reactor. Each reactor in `owing` needs
+            // room.
             let own = of.promise.iter().flat_map(|promise| &promise.reactors);
             let mut own = own.filter(|reactor| self.fits(of, **reactor, counts));
             let reactor = own.next().copied().or_else(|| match counts {

@@ -119,7 +119,8 @@ fn who_comes_later_takes_nothing_from_those_before() {
 fn who_asks_for_more_than_fits_keeps_what_it_had() {
     let all: [(u64, f64, &[usize]); 2] = [(1, 30.0, &[0]), (2, 60.0, &[0])];
     let placement = again(&two(), &all);
-    // The remaining 10 are too few for either, and so is the first one's promise.
+    // The first one keeps its promise of 30. The remaining 10 suffice neither for its new base nor
+    // for the third one.
     let mut all = vec![(1, 50.0, &[0][..]), (2, 60.0, &[0]), (3, 38.0, &[0])];
     let mut placement = again(&placement, &all);
     for _ in 0..2 {
@@ -316,7 +317,7 @@ fn a_new_export_goes_where_its_base_fits() {
     (0..9).for_each(|_| other.export(9, 1));
     other.promise(2, 60.0);
     assert_eq!(other.best(2), 1);
-    // It fits nowhere: where least is lacking.
+    // It fits nowhere, so it goes to the reactor that lacks least.
     other.export(2, 1);
     other.promise(1, 70.0);
     other.settle();

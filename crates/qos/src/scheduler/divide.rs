@@ -1,4 +1,4 @@
-//! Divides a tenant's grant among its lanes on a reactor.
+//! Divides a tenant's allocation among its lanes on a reactor.
 //!
 //! Own bases of volumes come first, then equal parts; unwanted parts go to other lanes. A large I/O
 //! begins while anything is left of its part, and later windows pay.
@@ -9,7 +9,7 @@ use super::state::Lane;
 use crate::params::Params;
 use crate::resources::{COUNT, PLENTY, ResourceVector, SHARED};
 
-/// Divides a grant; returns the rest that no lane wants.
+/// Divides an allocation; returns the rest that no lane wants.
 pub(super) fn divide(
     given: &ResourceVector,
     own: &[u32],
@@ -31,7 +31,7 @@ pub(super) fn divide(
     for fair in &mut fair.0 {
         *fair /= parts.max(1);
     }
-    // A grant below the promises is divided in proportion.
+    // An allocation below the promises is divided in proportion.
     let first = |lane: &Lane, resource: usize| {
         let (first, promised) = (lane.promise.0[resource], promised.0[resource]);
         match given.0[resource] {
@@ -53,7 +53,7 @@ pub(super) fn divide(
     }
     let mut rest = ResourceVector::ZERO;
     for resource in 0..COUNT {
-        // Promises may exceed the grant.
+        // Promises may exceed the allocation.
         let left = spare.0[resource].max(0);
         if hungry[resource] > 0 {
             rest.0[resource] = left / hungry[resource];
@@ -87,7 +87,7 @@ pub(super) fn divide(
     spare
 }
 
-/// Returns the sum of the promises, which may exceed the grant.
+/// Returns the sum of the promises, which may exceed the allocation.
 fn promise(own: &[u32], lanes: &mut [Lane], headroom: f32, late: f32) -> ResourceVector {
     let mut sum = ResourceVector::ZERO;
     for lane in own {
@@ -119,7 +119,7 @@ impl Lane {
         entitlement
     }
 
-    /// Promises an equal part of shared resources.
+    /// Promises the fraction of the node's resources that the lane was promised of its budget.
     fn promise_shared(&mut self, headroom: f32) {
         let part = |own: usize| match self.demand.0[own] {
             0 => 1.0,

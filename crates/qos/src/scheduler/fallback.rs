@@ -1,6 +1,7 @@
 //! Admits an I/O beyond its lane's allocation.
 //!
-//! Its budget must allow it, and one source must have all of its shared resources.
+//! Its budget must allow it. One source must cover the shared resources that its lane lacks; a
+//! bursting tenant or the reserve may add to free amounts.
 
 use super::Scheduler;
 use super::accrual::Accrual;
@@ -26,8 +27,8 @@ impl Scheduler {
         self.begin_borrowing(lane, cost) || self.begin_beyond(lane, tenant as usize, cost)
     }
 
-    /// Begins an I/O while some of every resource is left. Shared resources must suffice, unless a
-    /// whole window's grant does not. Later windows pay.
+    /// Begins an I/O while some of every resource is left. Shared resources must suffice, unless
+    /// the I/O costs more than the lane's allocation of a whole window. Later windows pay.
     fn begin_borrowing(&mut self, lane: usize, cost: &ResourceVector) -> bool {
         let lane = &mut self.lanes[lane];
         let shared = cost.shared();
@@ -39,14 +40,14 @@ impl Scheduler {
         begins
     }
 
-    /// Takes the rest of its lane, and all else from one source.
+    /// Takes what the I/O's lane has left, and the rest from other sources.
     fn begin_beyond(&mut self, lane: usize, tenant: usize, cost: &ResourceVector) -> bool {
         let mut short = *cost;
         short.sub(&self.lanes[lane].left.max(&ResourceVector::ZERO));
         let own = short.own();
         let one = &mut self.tenants[tenant];
         if !own.is_zero() {
-            // The siblings' rest doesn't raise a volume's limit.
+            // Siblings' leftovers don't lift a volume's limit.
             let mut would = self.lanes[lane].used();
             would.add(&cost.own());
             if !self.lanes[lane].room.covers(&would.own()) || !one.spare.covers(&own) {
@@ -86,7 +87,8 @@ impl Scheduler {
         source
     }
 
-    /// If bases fit, this overdraws processor time of the next window.
+    /// Takes from the reserve. If only processor time is short and bases fit, the next window lends
+    /// it.
     fn take_from_reserve(&mut self, tenant: usize, shared: &ResourceVector) -> bool {
         if self.reserve.spend(shared) {
             return true;
@@ -108,7 +110,7 @@ impl Scheduler {
             would.add(own);
             one.entitlement.covers(&would.own())
         };
-        // Use only grows in a window, so a known excess suffices.
+        // Use only grows in a window, so if an earlier sum was too much, don't add up again.
         let one = &self.tenants[tenant];
         if !allows(one, &one.found) {
             return false;
@@ -130,7 +132,7 @@ impl Scheduler {
         used
     }
 
-    /// Takes above-base grant from one of two bursting tenants.
+    /// Takes allocation above the base from a random bursting tenant, or from the better of two.
     pub(super) fn take_from_bursting(&mut self, tenant: usize, shared: &ResourceVector) -> bool {
         let count = self.bursting.len();
         let choices = self.params.choices;
@@ -181,7 +183,7 @@ impl Scheduler {
         true
     }
 
-    /// The rest that it has above its base.
+    /// What the tenant has left above its base.
     fn stealable(&self, tenant: usize) -> ResourceVector {
         let one = &self.tenants[tenant];
         let mut left = one.spare;

@@ -1,10 +1,11 @@
 //! Divides a reactor's resources once a window: algorithm 1 of BurstCBS.
 //!
 //! An I/O begins if its lane's allocation covers it ([`Scheduler::spend`]). Otherwise [`fallback`]
-//! tries siblings, the free rest, a bursting tenant, and the reserve. Unlike the paper, the last
-//! two serve only tenants below their base, and each resource counts alone. Only unused allocation
-//! fades, and base is saved for a few windows ([`crate::params::Params::saved_windows`]). Lanes
-//! keep the waiting commands.
+//! tries what no lane of the tenant was allocated, what no tenant was allocated, a bursting tenant,
+//! and the reserve. Unlike the paper, the last two serve only tenants below their base, and
+//! resources are compared one by one. Only unused allocation decays, and base is saved for a few
+//! windows ([`crate::params::Params::saved_windows`]). The engine keeps the waiting commands; a
+//! lane only counts them.
 
 mod accrual;
 mod divide;
@@ -38,7 +39,7 @@ pub struct Scheduler {
     lanes: Vec<Lane>,
     tenants: Vec<TenantShare>,
     active: Vec<u32>,
-    /// Active tenants with a grant above their base.
+    /// Active tenants with an allocation above their base.
     bursting: Vec<u32>,
     reserve: ResourceVector,
     free: ResourceVector,
@@ -52,11 +53,11 @@ pub struct Scheduler {
     wants_processor: bool,
     /// Whether all bases, and whether guaranteed ones, fit the processor.
     bases_fit: [bool; 2],
-    /// Processor time used of the next window.
+    /// Processor time taken from the next window in advance.
     overdrawn_ns: i32,
     any_bursts: bool,
     publishes: bool,
-    /// The largest base of each resource here.
+    /// The largest base of each resource, of tenants with lanes on this reactor.
     largest: Each,
     ledger: Arc<Ledger>,
 }
@@ -108,7 +109,7 @@ impl Scheduler {
         })
     }
 
-    /// Clears savings and debt for a slot's new tenant.
+    /// Clears savings and debt for the new tenant of this index.
     pub fn begin_tenant(&mut self, tenant: usize) {
         let one = &mut self.tenants[tenant];
         one.entitlement = ResourceVector::ZERO;
@@ -335,7 +336,7 @@ impl Scheduler {
         })
     }
 
-    /// A second's windows, capped.
+    /// One window's amount times the windows in a second, capped.
     fn second(&self, a_window: i32) -> i64 {
         let second = 1_000_000_000 / self.params.window_ns.max(1);
         (i64::from(a_window) * second as i64).min(i64::from(PLENTY / 2))
@@ -388,7 +389,7 @@ impl Scheduler {
         self.any_bursts
     }
 
-    /// Frees idle processor time if an I/O lacks only that; returns whether one does.
+    /// Adds `ns` to the free processor time if an I/O was short of that; returns whether one was.
     pub fn is_idle(&mut self, ns: i32) -> bool {
         let wanted = std::mem::take(&mut self.wants_processor);
         if wanted {
@@ -418,14 +419,14 @@ impl Scheduler {
         }
     }
 
-    /// Caps a resource's correction at 1, for a tenant that did not raise it.
+    /// Caps a resource's correction at 1. Call it when a healthy device comes into use.
     pub fn relieve(&mut self, resource: Resource) {
         if (resource as usize) < SHARED {
             self.estimator.relieve(resource as usize);
         }
     }
 
-    /// Whether windows must end, because other reactors count on it.
+    /// Whether this reactor must go on ending windows, because others count on it.
     #[must_use]
     pub fn is_reckoned_with(&self) -> bool {
         self.awake
@@ -498,7 +499,7 @@ impl Scheduler {
             .publish_newest(&mut one.newest, new)
     }
 
-    /// A lane's part of its tenant's grant, per second ([`TenantStatistics::granted`]).
+    /// A lane's part of its tenant's allocation, per second ([`TenantStatistics::granted`]).
     #[must_use]
     pub fn granted_to(&self, lane: usize) -> Rate {
         let one = &self.lanes[lane];

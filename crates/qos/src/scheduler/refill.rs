@@ -1,7 +1,7 @@
 //! The refill at the end of a window: algorithm 1.
 //!
-//! The first pass settles use and reserves entitlements. The second divides the rest in proportion
-//! to use and waiting I/Os. Idle tenants cost nothing.
+//! The first pass settles use and sets entitlements aside. The second divides the rest in
+//! proportion to use and waiting I/Os. Idle tenants cost nothing.
 
 use super::Scheduler;
 use super::accrual::Accrual;
@@ -21,7 +21,8 @@ const TIMED: [usize; 3] = [
     Resource::DeviceWrite as usize,
 ];
 
-/// Links have no measured delay, so no correction finds spare capacity.
+/// Links have no measured delay, so no correction finds spare capacity. Unused allocation carries
+/// over instead.
 const LINKS: [usize; 2] = [Resource::LinkIn as usize, Resource::LinkOut as usize];
 
 impl TenantShare {
@@ -116,7 +117,7 @@ impl TenantShare {
         limit
     }
 
-    /// Charges use to the entitlement first, then to the draw.
+    /// Charges use to the entitlement first, then to the amount drawn for this window.
     #[inline]
     pub(super) fn settle(&mut self, entry: &LedgerEntry, used: &ResourceVector) {
         let mut above = [0u64; 2];
@@ -249,7 +250,8 @@ impl Scheduler {
             let late = if one.rests { 1 } else { late };
             let base = one.shared_base.times(one.share * late as f32);
             let (uses, waits) = (Each::shared(&used), Each::shared(&waiting));
-            // Only unused allocation fades; in the paper, a steady tenant waits every few windows.
+            // Only unused allocation decays. In the paper, used allocation decays too, so a steady
+            // load waits now and then.
             let had = one.allocated;
             let fades = had.times(keep).max(&uses.times(headroom)).min(&base);
             let mut entitlement = base;
@@ -269,8 +271,8 @@ impl Scheduler {
         sums
     }
 
-    /// Returns the rest per unit of demand, the scales of plain and guaranteed entitlements, and
-    /// the rest.
+    /// Returns the remainder per unit of demand, the factors that shrink plain and guaranteed
+    /// entitlements, and the remainder.
     fn shares(&mut self, sums: &Sums, late: f32) -> (Each, [Each; 2], Each) {
         let mut whole = self.whole;
         whole[TIMED[0]] *= self.processors;
@@ -356,7 +358,7 @@ impl Scheduler {
         while let Some(&tenant) = active.get(at) {
             let one = &mut tenants[tenant as usize];
             let base = one.shared_base.times(one.share * late);
-            // Savings may exceed this; its own limits still hold.
+            // Savings may exceed the burst limit per window; limits of own resources still hold.
             let burst = one.shared_burst.times(one.share * most).min(&plenty);
             let scale = &scale[usize::from(one.guaranteed)];
             let entitlement = one
@@ -388,7 +390,7 @@ impl Scheduler {
             // Own and shared resources are disjoint.
             let given = sum.vector().plus(&one.limit(ledger.entry(tenant as usize)));
             one.whole = given;
-            // Without what makes up for earlier windows.
+            // Reports the allocation without the part that makes up for earlier windows.
             one.statistics.given = given.min(&one.burst);
             if one.only == NOBODY {
                 one.spare = divide(&given, &one.lanes, lanes, params, *window, late, lost);

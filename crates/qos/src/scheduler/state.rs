@@ -7,7 +7,7 @@ use crate::resources::{PARTS, Resource, ResourceVector, SHARED};
 
 pub(super) const NOBODY: u32 = u32::MAX;
 
-/// Fields for each I/O come first.
+/// Fields used by each I/O come first.
 #[derive(Clone, Debug)]
 #[repr(C, align(64))]
 pub(super) struct Lane {
@@ -16,7 +16,7 @@ pub(super) struct Lane {
     pub(super) tenant: u32,
     pub(super) waiters: u32,
     pub(super) limited: bool,
-    /// Granted in this window, less amounts taken away.
+    /// Allocated in this window, less amounts taken away.
     pub(super) given: ResourceVector,
     pub(super) waiting: ResourceVector,
     /// The volume's own base per window, like `limit`.
@@ -24,7 +24,7 @@ pub(super) struct Lane {
     pub(super) limit: ResourceVector,
     /// Unused accrual of the own base: operations, bytes.
     pub(super) entitlement: [i32; 2],
-    /// Its part before equal division.
+    /// The amount it gets before the rest is divided equally.
     pub(super) promise: ResourceVector,
     /// What its limit allows now, savings included. Below zero: debt.
     pub(super) room: ResourceVector,
@@ -200,9 +200,9 @@ pub struct TenantStatistics {
     pub metered_bytes: u64,
     /// I/Os that waited.
     pub waited: u64,
-    /// I/Os begun from bursting tenants' grants.
+    /// I/Os begun from bursting tenants' allocations.
     pub taken: u64,
-    /// Others' I/Os begun from its grant.
+    /// Others' I/Os begun from its allocation.
     pub lost: u64,
     /// I/Os begun from the reserve.
     pub from_reserve: u64,
@@ -218,7 +218,7 @@ pub struct TenantStatistics {
     pub credit_parts: u64,
     /// Saved bytes.
     pub credit_bytes: u64,
-    /// Last window: grant.
+    /// Last window: allocation.
     pub given: ResourceVector,
     /// Last window: use.
     pub used: ResourceVector,
@@ -226,7 +226,7 @@ pub struct TenantStatistics {
     pub above: [u64; 2],
     /// Last window: calibrated and corrected costs, in ns.
     pub costs: [u64; 2],
-    /// Windows that ended at once; above 1 if the reactor was late.
+    /// Windows that one refill ended; above 1 if the reactor was late.
     pub passed: u64,
     /// I/Os waiting at the end of the last window.
     pub waiting: u64,
@@ -253,7 +253,8 @@ impl TenantStatistics {
         }
     }
 
-    /// The last grant per second, or less if shared resources limit I/Os like the last.
+    /// The last allocation per second, or less if shared resources allow fewer I/Os of the last
+    /// window's mix.
     #[must_use]
     pub fn granted(&self, window_ns: u64) -> Rate {
         let mut part = f64::MAX;

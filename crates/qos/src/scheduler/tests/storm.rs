@@ -33,7 +33,7 @@ fn qos_set_storm() {
                 ALL
             }
         });
-        // Grants are cut at once: the new limit, plus saved base.
+        // Allocations are cut at once: the new limit, plus saved base.
         for tenant in 2..8 {
             let most = limits[tenant] + 4 * 70;
             assert!(
@@ -64,7 +64,7 @@ fn qos_set_storm() {
     bench.window(300, &all);
     let had = &bench.ended[2..];
     assert!(had.iter().all(|ended| *ended >= 48), "{had:?}");
-    // A limit for a tenant with the whole reactor cuts this window's grant too.
+    // A limit for a tenant with the whole reactor cuts this window's allocation too.
     let alone = |tenant: usize, _: u64, _: usize| if tenant == 2 { ALL } else { (0, 4096) };
     bench.set_budget(2, &budget(20_000, 600_000, Burst::Metered));
     for _ in 0..40 {

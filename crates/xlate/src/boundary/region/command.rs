@@ -1,4 +1,4 @@
-//! A command's record; the engine's `tcp::record` writes it.
+//! A command's record; the engine's `frontend::nvme_tcp::record` writes it.
 //!
 //! `state` is stored last when the command is taken. To the end it tells whether a device ever got
 //! a part, as a successor must wait for that. A check covers entry, number and stream position.

@@ -1,4 +1,4 @@
-//! A connection's transmit items; the engine's `tcp::record` writes them.
+//! A connection's transmit items; the engine's `frontend::nvme_tcp::record` writes them.
 //!
 //! A connection with data to send has a ring of [`MAX_ITEMS`]; `tx_span` ([`Span`]) publishes
 //! items. Each has its position in the stream, so the kernel's count of accepted bytes tells a

@@ -1,4 +1,4 @@
-//! A queue's record: a TCP connection. The engine's `tcp::record` writes it.
+//! A queue's record: a TCP connection. The engine's `frontend::nvme_tcp::record` writes it.
 //!
 //! Constants lie in the first cache line; other words are stream positions. `taken` is stored after
 //! everything that a PDU changes. A PDU that a dead engine was processing is taken again, or known
@@ -30,7 +30,7 @@ cells! {
         pub controller: AtomicU64,
         /// [`QueueIdentity`].
         pub identity: AtomicU64,
-        /// Negotiated by ICReq and ICResp (the engine's `tcp::record`).
+        /// Negotiated by ICReq and ICResp (the engine's `frontend::nvme_tcp::record`).
         pub params: AtomicU64,
         /// The socket's number.
         pub socket: AtomicU64,
