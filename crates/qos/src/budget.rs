@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_left_for_a_volume_is_said() {
+    fn a_refusal_names_the_base_left_for_a_volume() {
         let said = |left| {
             let field = Field::BaseIops;
             let value = 5001;

@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_saved_before_is_there_once() {
+    fn earlier_credit_is_added_up_to_the_cap() {
         let ledger = Ledger::new(1);
         let rate = Rate {
             iops: 100,

@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_burst_is_over_once_no_more_than_the_first_tier_was_out_for_so_many_looks() {
+    fn a_burst_is_over_after_several_checks_without_one() {
         let own = [0, 1, 2, 3, 4, 40].map(|size| own(size, 2));
         assert_eq!(own, [16, 8, 4, 2, 0, 0]);
         let mut used = Used::default();

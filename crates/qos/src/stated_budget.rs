@@ -120,7 +120,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_is_not_stated_follows() {
+    fn missing_parts_follow_from_stated_ones() {
         let mut stated = Stated {
             base_iops: Some(1000),
             ..Stated::default()
@@ -141,7 +141,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_guessed_gives_the_same_budget(
+        fn guessed_parts_give_the_same_budget(
             base_iops in prop::option::of(10..5000u64), base_bytes in prop::option::of(65_536..100_000_000u64),
             burst_iops in prop::option::of(5000..9000u64), burst_bytes in prop::option::of(100_000_000..200_000_000u64),
             credit_seconds in prop::option::of(1..100u32),

@@ -91,7 +91,7 @@ fn bases_that_one_reactor_owes_together_fit_there_or_are_not_had() {
 }
 
 #[test]
-fn who_comes_later_takes_nothing_from_those_before() {
+fn later_tenants_take_nothing_from_earlier_ones() {
     // The first has the least, so only promises decide the order.
     let first = again(&two(), &[(5, 10.0, &[0]), (6, 60.0, &[0])]);
     assert_eq!(guaranteed(&first), [5, 6]);
@@ -116,7 +116,7 @@ fn who_comes_later_takes_nothing_from_those_before() {
 }
 
 #[test]
-fn who_asks_for_more_than_fits_keeps_what_it_had() {
+fn a_tenant_that_asks_for_too_much_keeps_its_promise() {
     let all: [(u64, f64, &[usize]); 2] = [(1, 30.0, &[0]), (2, 60.0, &[0])];
     let placement = again(&two(), &all);
     // The first one keeps its promise of 30. The remaining 10 suffice neither for its new base nor
@@ -152,7 +152,7 @@ fn who_asks_for_more_than_fits_keeps_what_it_had() {
 }
 
 #[test]
-fn who_is_served_by_none_has_more_where_there_is_room_for_it() {
+fn a_base_without_exports_grows_where_there_is_room() {
     let none: &[usize] = &[];
     let placement = again(&two(), &[(1, 30.0, none), (2, 60.0, &[0])]);
     assert_eq!(guaranteed(&placement), [1, 2]);
@@ -215,7 +215,7 @@ fn a_promise_that_does_not_fit_for_a_while_comes_before_those_who_had_none() {
 }
 
 #[test]
-fn what_is_promised_is_kept_for_whom_nothing_is_served() {
+fn a_promise_is_kept_for_a_tenant_without_exports() {
     let none: &[usize] = &[];
     let placement = again(&two(), &[(1, 60.0, none), (2, 60.0, none)]);
     assert_eq!(guaranteed(&placement), [1, 2]);
@@ -241,7 +241,7 @@ fn what_is_promised_is_kept_for_whom_nothing_is_served() {
 }
 
 #[test]
-fn who_has_its_promise_again_takes_none_of_those_who_have_theirs() {
+fn a_renewed_promise_takes_nothing_from_held_ones() {
     let promise = |cost, held| Promise {
         cost,
         reactors: [0].into(),
@@ -346,7 +346,7 @@ fn without_bases_exports_are_dealt_out_and_with_them_the_busy_have_less() {
 }
 
 #[test]
-fn who_is_not_served_yet_counts_where_it_would_be() {
+fn a_tenant_without_exports_counts_where_it_would_be_served() {
     let mut placement = two();
     for (tenant, cost) in [(1, 40.0), (2, 40.0), (3, 60.0), (4, 60.0)] {
         placement.promise(tenant, cost);

@@ -82,7 +82,7 @@ mod tests {
     use crate::resources::SHARED;
 
     #[test]
-    fn what_exceeds_is_found_wherever_it_is() {
+    fn an_excess_is_found_in_any_resource() {
         let even = Each([1.0; COUNT]);
         assert!(!even.exceeds(&even) && !Each::ZERO.exceeds(&Each::ZERO));
         for at in 0..COUNT {

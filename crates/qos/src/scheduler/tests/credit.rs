@@ -45,7 +45,7 @@ fn credit_is_earned_below_the_base_and_spent_above() {
 }
 
 #[test]
-fn who_rests_earns_what_is_stated_while_it_is_there() {
+fn an_idle_tenant_accrues_its_base_while_it_has_volumes() {
     let costs = table();
     let ledger = Arc::new(Ledger::new(1));
     let whole = [1e9, 1e12, 1e12, 100e9, 100e9, 100e6 * f64::from(PARTS)];

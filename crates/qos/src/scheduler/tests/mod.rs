@@ -261,7 +261,7 @@ fn the_reserve_is_for_all_who_may_wake() {
 
 /// An I/O below the base combines free processor time with a link from the reserve.
 #[test]
-fn what_lies_free_of_one_resource_is_had_with_another_of_the_reserve() {
+fn free_resources_combine_with_the_reserve() {
     let mut bench = Bench::new(&[budget(5000, 500_000, Burst::Metered)], params());
     (0..8).for_each(|_| bench.window(64, &|_, _, step| (usize::from(step == 0), 4096)));
     let cost = bench
@@ -288,7 +288,7 @@ fn what_lies_free_of_one_resource_is_had_with_another_of_the_reserve() {
 }
 
 #[test]
-fn what_is_left_of_the_bursting_is_shared_by_demand() {
+fn bursting_tenants_share_the_rest_by_demand() {
     let mut bench = Bench::new(&[budget(50_000, 900_000, Burst::Metered); 3], params());
     for _ in 0..100 {
         bench.window(400, &|_, _, _| ALL);
@@ -498,7 +498,7 @@ fn a_late_reactor_makes_up_for_what_passed() {
 }
 
 #[test]
-fn what_lanes_are_given_is_their_tenants() {
+fn allocations_of_lanes_add_up_to_their_tenants() {
     let one = budget(20_000, 20_000, Burst::Metered);
     let other = budget(1000, 1000, Burst::Metered);
     let mut bench = Bench::new(&[one, other], Params::default());
@@ -537,7 +537,7 @@ fn what_lanes_are_given_is_their_tenants() {
 }
 
 #[test]
-fn whoever_is_below_its_base_waits_for_no_processor() {
+fn a_tenant_below_its_base_does_not_wait_for_the_processor() {
     let base =
         1e9 / f64::from(table().of(Transport::Tcp, Operation::Read, 4096)[Resource::Cpu]) * 0.2;
     let budgets =

@@ -134,7 +134,7 @@ fn a_tenants_limit_holds_over_reactors() {
 /// At least four fifths of a moving tenant's use above its base is metered, and at most a sixth of
 /// the base more.
 #[test]
-fn what_is_metered_of_who_moves_is_what_is_above_its_base() {
+fn a_moving_tenant_is_metered_above_its_base() {
     const WINDOWS: u64 = 1000;
     let all = budget(10_000, 60_000, Burst::Metered);
     for count in [2usize, 4] {
@@ -211,7 +211,7 @@ fn all_ask(reactors: &mut [Scheduler], cost: &ResourceVector) -> u64 {
 
 /// Base that one reactor used is not saved by another that wakes, even when there is no demand.
 #[test]
-fn what_one_reactor_used_no_other_saves() {
+fn base_used_on_one_reactor_is_not_saved_on_another() {
     const BASE: u64 = 10;
     let all = budget(BASE * 1000, BASE * 8000, Burst::Credit { seconds: 600 });
     for count in [2usize, 8] {
@@ -238,7 +238,7 @@ fn what_one_reactor_used_no_other_saves() {
 }
 
 #[test]
-fn who_is_idle_on_all_reactors_saves_its_base() {
+fn a_tenant_idle_on_all_reactors_saves_its_base() {
     const BASE: u64 = 10;
     const IDLE: u64 = 9000;
     let all = budget(BASE * 1000, BASE * 1000, Burst::Credit { seconds: 600 });

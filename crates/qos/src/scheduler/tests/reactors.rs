@@ -124,7 +124,7 @@ fn a_reactor_that_sleeps_has_no_claim() {
 }
 
 #[test]
-fn who_slept_finds_one_windows_worth_of_what_is_shared() {
+fn a_reactor_that_slept_gets_one_window_of_shared_resources() {
     let all = budget(10_000, 10_000, Burst::Metered);
     let (mut reactors, cost) = reactors(&[1], &all, &params());
     let scheduler = &mut reactors[0];
@@ -172,7 +172,7 @@ fn processors_that_help_are_given_out_as_long_as_they_do() {
 /// Half of what a helper's time admits stays queued and raises the processor's correction. Without
 /// the helper, bases must not suffer.
 #[test]
-fn who_helps_no_more_leaves_no_processor_dear() {
+fn a_lost_helper_lowers_the_processors_correction() {
     let params = Params::default();
     let all = budget(10_000, 10_000_000, Burst::Metered);
     let (mut reactors, cost) = reactors(&[1], &all, &params);
@@ -229,7 +229,7 @@ fn a_tenants_newest_window_is_a_sum_over_reactors() {
 }
 
 #[test]
-fn what_was_above_the_base_and_what_it_cost_is_told_of_a_window() {
+fn a_window_reports_use_above_the_base_and_costs() {
     let all = budget(20_000, 100_000, Burst::Metered);
     let (mut reactors, cost) = reactors(&[1], &all, &params());
     let scheduler = &mut reactors[0];
@@ -266,7 +266,7 @@ fn what_was_above_the_base_and_what_it_cost_is_told_of_a_window() {
 }
 
 #[test]
-fn what_a_late_window_used_is_told_a_second() {
+fn a_late_windows_use_is_reported_per_second() {
     let all = budget(100_000, 100_000, Burst::Metered);
     let (mut reactors, cost) = reactors(&[1], &all, &params());
     let scheduler = &mut reactors[0];
@@ -292,7 +292,7 @@ fn waiting_window(scheduler: &mut Scheduler, cost: &ResourceVector) {
 
 /// An idle reactor ends windows in time only until its share has gone to others: two windows.
 #[test]
-fn what_a_reactor_does_without_is_the_others_after_two_windows() {
+fn an_idle_reactors_share_goes_to_others_in_two_windows() {
     let all = budget(100_000, 100_000, Burst::Metered);
     let (mut reactors, cost) = reactors(&[1, 1], &all, &params());
     let window = |scheduler: &mut Scheduler| waiting_window(scheduler, &cost);

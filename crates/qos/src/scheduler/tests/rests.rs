@@ -14,7 +14,7 @@ fn rests(scheduler: &mut Scheduler) {
 
 /// At most the base, plus once the savings, a new tenant's window and one I/O.
 #[test]
-fn who_rests_and_comes_back_has_no_more_than_its_budget() {
+fn a_returning_tenant_gets_no_more_than_its_budget() {
     const BASE: u64 = 50;
     for (burst, how) in [(BASE, Burst::Metered), (900, Burst::Credit { seconds: 10 })] {
         let all = budget(BASE * 1000, burst * 1000, how);
@@ -50,7 +50,7 @@ fn who_rests_and_comes_back_has_no_more_than_its_budget() {
 }
 
 #[test]
-fn what_a_lane_owes_its_tenants_base_has_to_pay() {
+fn a_tenants_base_pays_its_lanes_debt() {
     let all = budget(100_000, 100_000, Burst::Metered);
     let mut bench = Bench::new(&[all], params());
     let cost = bench.costs.of(Transport::Tcp, Operation::Read, 4096);
@@ -96,7 +96,7 @@ fn a_volumes_limit_holds_while_its_tenant_rests() {
 }
 
 #[test]
-fn what_was_saved_or_drawn_is_credit_where_a_reactor_does_without() {
+fn a_leaving_reactor_turns_savings_into_credit() {
     let all = budget(10_000, 50_000, Burst::Credit { seconds: 10 });
     let mut bench = Bench::new(&[all], params());
     let cost = bench.costs.of(Transport::Tcp, Operation::Read, 4096);

@@ -94,7 +94,7 @@ fn more_promised_to_volumes_than_there_is_gives_no_more() {
 }
 
 #[test]
-fn what_a_volume_owes_above_its_limit_is_paid() {
+fn a_volume_pays_its_debt_above_its_limit() {
     let all = budget(100_000, 900_000, Burst::Metered);
     let (mut scheduler, cost) = scheduler(2, &all);
     let cost = cost(4096);
@@ -154,7 +154,7 @@ fn no_more_is_owed_than_a_second_brings() {
 }
 
 #[test]
-fn what_a_lane_owes_is_not_forgiven_by_who_takes_from_its_tenant() {
+fn taking_from_a_tenant_forgives_no_lanes_debt() {
     let budgets = [budget(50_000, 900_000, Burst::Metered); 2];
     let mut bench = Bench::new(&budgets, params());
     for _ in 0..20 {
@@ -176,7 +176,7 @@ fn what_a_lane_owes_is_not_forgiven_by_who_takes_from_its_tenant() {
 }
 
 #[test]
-fn what_a_lane_owes_it_owes_though_it_begins_out_of_what_is_free() {
+fn an_io_from_free_resources_keeps_its_lanes_debt() {
     let all = budget(100_000, 900_000, Burst::Metered);
     let (mut scheduler, cost) = scheduler(1, &all);
     assert!(scheduler.admit(0, &cost(4096)));
