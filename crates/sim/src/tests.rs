@@ -204,7 +204,7 @@ fn taken(all: Vec<Someone>, model: &Model, params: &Params) -> Vec<(Someone, Vec
     for someone in all {
         let budget = someone.budget();
         let (tenant, mut then) = (taken.len() as u64, placement.clone());
-        then.promise(tenant, costs.most_of(budget.base)[Resource::Cpu as usize]);
+        then.set_cost(tenant, costs.most_of(budget.base)[Resource::Cpu as usize]);
         let mut homes = Vec::new();
         for _ in 0..someone.volumes {
             homes.push(then.best(tenant));

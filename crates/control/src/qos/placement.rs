@@ -242,7 +242,7 @@ impl ReactorPlacement {
         let pool = &core.pool;
         let mut places = PlacementPlan::new(reactors as usize, each);
         for (tenant, budget) in pool.budgets().tenants() {
-            places.promise(tenant.0, processors(budget.base, &costs));
+            places.set_cost(tenant.0, processors(budget.base, &costs));
         }
         for (tenant, kept) in &*self.now.borrow() {
             if pool.budgets().of_tenant(TenantId(*tenant)).is_some() {
@@ -251,7 +251,7 @@ impl ReactorPlacement {
                     reactors: kept.reactors.clone(),
                     held: kept.held,
                 };
-                places.promised(*tenant, promise);
+                places.set_promise(*tenant, promise);
             }
         }
         let mut placed = self.placed.borrow_mut();

@@ -122,12 +122,12 @@ impl PlacementPlan {
     }
 
     /// Sets the processor time that a tenant's base needs, in ns per second.
-    pub fn promise(&mut self, tenant: u64, cost: f64) {
+    pub fn set_cost(&mut self, tenant: u64, cost: f64) {
         self.change(tenant, |of| of.cost = cost);
     }
 
     /// Sets a tenant's last promise; call it before adding exports.
-    pub fn promised(&mut self, tenant: u64, mut promise: Promise) {
+    pub fn set_promise(&mut self, tenant: u64, mut promise: Promise) {
         let reactors = self.entitlement.len();
         promise.reactors.retain(|reactor| *reactor < reactors);
         self.change(tenant, |of| {

@@ -21,10 +21,10 @@ fn guaranteed(placement: &PlacementPlan) -> Vec<u64> {
 fn again(before: &PlacementPlan, tenants: &[(u64, f64, &[usize])]) -> PlacementPlan {
     let mut placement = two();
     for (tenant, cost, _) in tenants {
-        placement.promise(*tenant, *cost);
+        placement.set_cost(*tenant, *cost);
     }
     for (tenant, promise) in before.promises() {
-        placement.promised(tenant, promise.clone());
+        placement.set_promise(tenant, promise.clone());
     }
     for (tenant, _, reactors) in tenants {
         reactors
@@ -38,7 +38,7 @@ fn again(before: &PlacementPlan, tenants: &[(u64, f64, &[usize])]) -> PlacementP
 #[test]
 fn a_base_that_is_more_than_its_reactor_has_is_not_had() {
     let mut placement = two();
-    placement.promise(1, 150.0);
+    placement.set_cost(1, 150.0);
     placement.export(1, 0);
     placement.settle();
     let short = Lack {
@@ -49,7 +49,7 @@ fn a_base_that_is_more_than_its_reactor_has_is_not_had() {
     placement.export(1, 1);
     placement.settle();
     assert!(placement.fit());
-    placement.promise(2, 1.0);
+    placement.set_cost(2, 1.0);
     placement.export(2, 1);
     placement.settle();
     assert_eq!(guaranteed(&placement), [1]);
@@ -142,8 +142,8 @@ fn a_tenant_that_asks_for_too_much_keeps_its_promise() {
             reactors: [0].into(),
             ..promise.clone()
         };
-        before.promise(tenant, promise.cost);
-        before.promised(tenant, promise);
+        before.set_cost(tenant, promise.cost);
+        before.set_promise(tenant, promise);
     }
     let placement = again(&before, &all);
     assert_eq!(guaranteed(&placement), [2, 4]);
@@ -158,13 +158,13 @@ fn a_base_without_exports_grows_where_there_is_room() {
     assert_eq!(guaranteed(&placement), [1, 2]);
     let mut before = two();
     for (tenant, cost) in [(1, 10.0), (2, 30.0), (3, 60.0)] {
-        before.promise(tenant, cost);
+        before.set_cost(tenant, cost);
         let promise = Promise {
             cost,
             reactors: [0].into(),
             held: true,
         };
-        before.promised(tenant, promise);
+        before.set_promise(tenant, promise);
     }
     let all = [(1, 40.0, &[0][..]), (2, 50.0, none), (3, 60.0, &[0])];
     let placement = again(&before, &all);
@@ -190,12 +190,12 @@ fn a_promise_that_does_not_fit_for_a_while_comes_before_those_who_had_none() {
         let mut then = two();
         for (tenant, promise) in placement.promises() {
             let cost = promise.cost * by;
-            then.promise(tenant, cost);
+            then.set_cost(tenant, cost);
             let promise = Promise {
                 cost,
                 ..promise.clone()
             };
-            then.promised(tenant, promise);
+            then.set_promise(tenant, promise);
         }
         let all = all
             .iter()
@@ -230,10 +230,10 @@ fn a_promise_is_kept_for_a_tenant_without_exports() {
     // No other export is placed there, whatever is served elsewhere.
     let one = again(&two(), &[(1, 60.0, none)]);
     let mut then = two();
-    then.promise(1, 60.0);
-    then.promise(2, 50.0);
+    then.set_cost(1, 60.0);
+    then.set_cost(2, 50.0);
     for (tenant, promise) in one.promises() {
-        then.promised(tenant, promise.clone());
+        then.set_promise(tenant, promise.clone());
     }
     let kept = then.best(1);
     (0..9).for_each(|_| then.export(9, 1 - kept));
@@ -248,8 +248,8 @@ fn a_renewed_promise_takes_nothing_from_held_ones() {
         held,
     };
     let mut before = two();
-    before.promised(1, promise(60.0, false));
-    before.promised(2, promise(50.0, true));
+    before.set_promise(1, promise(60.0, false));
+    before.set_promise(2, promise(50.0, true));
     let all: [(u64, f64, &[usize]); 2] = [(1, 60.0, &[0]), (2, 50.0, &[0])];
     assert_eq!(guaranteed(&again(&before, &all)), [2]);
 }
@@ -266,10 +266,10 @@ fn all_that_was_served_is_served_again_so_that_it_fits() {
     assert!(before.fit());
     let mut after = two();
     for (tenant, cost, _) in tenants {
-        after.promise(tenant, cost);
+        after.set_cost(tenant, cost);
     }
     for (tenant, promise) in before.promises() {
-        after.promised(tenant, promise.clone());
+        after.set_promise(tenant, promise.clone());
     }
     for (tenant, _, reactors) in tenants {
         reactors.iter().for_each(|_| _ = after.place(tenant));
@@ -278,9 +278,9 @@ fn all_that_was_served_is_served_again_so_that_it_fits() {
     assert!(after.fit(), "{after:?}");
     let both = again(&two(), &[(1, 150.0, &[0, 1])]);
     let mut after = two();
-    after.promise(1, 150.0);
+    after.set_cost(1, 150.0);
     for (tenant, promise) in both.promises() {
-        after.promised(tenant, promise.clone());
+        after.set_promise(tenant, promise.clone());
     }
     assert_ne!(after.place(1), after.place(1));
     after.settle();
@@ -290,7 +290,7 @@ fn all_that_was_served_is_served_again_so_that_it_fits() {
 #[test]
 fn a_volumes_own_base_is_owed_where_it_is() {
     let mut placement = two();
-    placement.promise(1, 150.0);
+    placement.set_cost(1, 150.0);
     placement.export(1, 0);
     placement.export(1, 1);
     placement.own(1, 0, 90.0);
@@ -305,7 +305,7 @@ fn a_volumes_own_base_is_owed_where_it_is() {
 #[test]
 fn a_new_export_goes_where_its_base_fits() {
     let mut placement = two();
-    placement.promise(1, 60.0);
+    placement.set_cost(1, 60.0);
     for _ in 0..3 {
         placement.export(9, 1);
     }
@@ -315,13 +315,13 @@ fn a_new_export_goes_where_its_base_fits() {
     // Less is served there, but the base fits only on the other.
     let mut other = placement.clone();
     (0..9).for_each(|_| other.export(9, 1));
-    other.promise(2, 60.0);
+    other.set_cost(2, 60.0);
     assert_eq!(other.best(2), 1);
     // It fits nowhere, so it goes to the reactor that lacks least.
     other.export(2, 1);
-    other.promise(1, 70.0);
+    other.set_cost(1, 70.0);
     other.settle();
-    other.promise(3, 45.0);
+    other.set_cost(3, 45.0);
     assert_eq!(other.best(3), 1);
     assert_eq!(other.best(1), 0);
 }
@@ -335,7 +335,7 @@ fn without_bases_exports_are_dealt_out_and_with_them_the_busy_have_less() {
         assert_eq!(reactor as u64, at % 2);
     }
     let mut placement = two();
-    placement.promise(1, 80.0);
+    placement.set_cost(1, 80.0);
     placement.export(1, 0);
     placement.settle();
     assert_eq!(placement.best(1), 1);
@@ -349,11 +349,11 @@ fn without_bases_exports_are_dealt_out_and_with_them_the_busy_have_less() {
 fn a_tenant_without_exports_counts_where_it_would_be_served() {
     let mut placement = two();
     for (tenant, cost) in [(1, 40.0), (2, 40.0), (3, 60.0), (4, 60.0)] {
-        placement.promise(tenant, cost);
+        placement.set_cost(tenant, cost);
     }
     placement.settle();
     assert!(placement.fit(), "{:?}", placement.parts());
-    placement.promise(5, 1.0);
+    placement.set_cost(5, 1.0);
     placement.settle();
     let lack = lack(&placement, 5);
     assert_eq!(lack.map(|lack| lack.fits), Some(0.0));
