@@ -27,8 +27,8 @@ pub const BACKLOG_WEIGHT: u64 = 4;
 pub const BEGINNER: f32 = 1.0 / 256.0;
 /// The largest published demand, in bases, so that sums fit 64 bits.
 pub const MOST_PUBLISHED: f32 = 1000.0;
-/// After this time without beginning a command of its own, a reactor is idle and may help. With one
-/// window, it would flip between idle and busy.
+/// After this time (two windows) without beginning a command of its own, a reactor is idle and may
+/// help. With one, it would flip between idle and busy.
 pub const IDLE_NS: u64 = 600_000;
 /// Utilisation above which a reactor gets help.
 pub const HELP_FROM: f64 = 0.95;

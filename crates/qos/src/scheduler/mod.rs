@@ -389,7 +389,7 @@ impl Scheduler {
         self.any_bursts
     }
 
-    /// Adds `ns` to the free processor time if an I/O was short of that; returns whether one was.
+    /// Adds `ns` to the free processor time if an I/O was short of it; returns whether one was.
     pub fn is_idle(&mut self, ns: i32) -> bool {
         let wanted = std::mem::take(&mut self.wants_processor);
         if wanted {
