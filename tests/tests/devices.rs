@@ -275,7 +275,7 @@ fn hung_device_leaves_others_alone() -> Result<()> {
 
 /// The device has a catalog copy and the label that names the valid one.
 #[test]
-fn a_hung_device_with_a_copy_of_the_catalog_holds_up_nobody() -> Result<()> {
+fn a_hung_device_with_a_catalog_copy_delays_no_other_device() -> Result<()> {
     let mut daemon = Daemon::start(&DaemonOptions::default())?;
     let devices = ["device0", "device1"].map(|name| daemon.folder().join(name));
     let specs = devices
@@ -352,7 +352,7 @@ fn a_hung_device_with_a_copy_of_the_catalog_holds_up_nobody() -> Result<()> {
 }
 
 #[test]
-fn a_failing_or_missing_device_takes_down_only_what_lives_on_it() -> Result<()> {
+fn a_failing_or_missing_device_affects_only_its_extents() -> Result<()> {
     let mut lab = Lab::new()?;
     let blocks = some_blocks(&mut lab.there)?;
     let fail = fail_path(&lab.devices[2]);

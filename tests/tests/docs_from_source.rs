@@ -63,7 +63,7 @@ fn typed(line: &str) -> Result<()> {
 
 /// Tests this file's own detection of failures.
 #[test]
-fn what_is_not_known_is_seen() -> Result<()> {
+fn unknown_make_targets_are_detected() -> Result<()> {
     typed("make --dry-run run > /dev/null")?;
     ensure!(typed("make nothing-like-this").is_err(), "make");
     Ok(())

@@ -245,7 +245,7 @@ fn an_export_without_hosts_stays() -> Result<()> {
 }
 
 #[test]
-fn a_machines_volume_is_exported() -> Result<()> {
+fn an_image_of_a_vm_volume_can_be_exported() -> Result<()> {
     let mut daemon = start("256M")?;
     daemon.cli(&["volume", "create", "t/v", "--size", "4M"])?;
     let ones = vec![1; MIB as usize];

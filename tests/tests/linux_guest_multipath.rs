@@ -43,7 +43,7 @@ impl Proxy {
                 }
                 for (from, to) in [(host.try_clone(), there.try_clone()), (Ok(there), Ok(host))] {
                     if let (Ok(from), Ok(to)) = (from, to) {
-                        std::thread::spawn(move || carry(from, to));
+                        std::thread::spawn(move || recover(from, to));
                     }
                 }
             }
@@ -63,7 +63,7 @@ impl Proxy {
     }
 }
 
-fn carry(mut from: TcpStream, mut to: TcpStream) {
+fn recover(mut from: TcpStream, mut to: TcpStream) {
     let mut bytes = [0; 65536];
     while let Ok(count @ 1..) = from.read(&mut bytes) {
         if to.write_all(&bytes[..count]).is_err() {

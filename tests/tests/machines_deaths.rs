@@ -157,7 +157,7 @@ fn chain_of_deaths(chain: &[(&str, u64)]) -> Result<()> {
 }
 
 #[test]
-fn kill_at_each_point_of_machines() -> Result<()> {
+fn kill_at_each_point_of_vms() -> Result<()> {
     let mut dice = Dice::with_seed(lab::count_from("FOREBAY_TEST_SEED", 4));
     let parts = ["vm.", "pcie."];
     // Only clients whose memory has no descriptor are asked (`frontend::vfio_user::tests::remote`
@@ -243,7 +243,7 @@ fn engines_and_daemons_die_in_turns() -> Result<()> {
 }
 
 #[test]
-fn both_die_and_machines_connect_again() -> Result<()> {
+fn vms_reconnect_after_both_processes_die() -> Result<()> {
     const BYTES: u64 = 4 * MIB;
     let mut daemon = vm::serve(&DaemonOptions::default(), "1G")?;
     let mut disks = Vec::new();
@@ -296,7 +296,7 @@ fn sockets_at(path: &Path) -> Result<usize> {
 }
 
 #[test]
-fn who_connects_while_nobody_is_there_is_served_later() -> Result<()> {
+fn a_client_that_connects_without_an_engine_is_served_later() -> Result<()> {
     let mut daemon = vm::serve(&DaemonOptions::default(), "1G")?;
     for (name, frontend) in [("p", Frontend::NvmePcie), ("v", Frontend::VhostUser)] {
         let target = vm::export(&daemon, name, "64M", frontend)?;

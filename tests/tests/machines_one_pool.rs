@@ -262,7 +262,7 @@ impl Three {
 
 /// In turns over the same blocks: first holes, then mapped blocks.
 #[test]
-fn what_one_frontend_wrote_the_others_read() -> Result<()> {
+fn each_frontend_reads_writes_of_the_others() -> Result<()> {
     let mut daemon = vm::serve(&DaemonOptions::default(), "1G")?;
     let mut all = Three::new(&daemon)?;
     let mut byte = 0u8;
@@ -361,7 +361,7 @@ fn poll(all: &mut Three, may_read: bool, may_write: bool) -> Result<()> {
 }
 
 #[test]
-fn what_a_host_reserves_keeps_machines_out() -> Result<()> {
+fn a_reservation_by_a_host_excludes_vms() -> Result<()> {
     let mut daemon = vm::serve(&DaemonOptions::default(), "1G")?;
     let mut all = Three::new(&daemon)?;
     poll(&mut all, true, true)?;

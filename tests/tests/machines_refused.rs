@@ -35,7 +35,7 @@ fn is_closed(mut socket: UnixStream) -> Result<()> {
 }
 
 #[test]
-fn second_machine_is_an_event() -> Result<()> {
+fn a_second_vm_is_reported_as_an_event() -> Result<()> {
     for frontend in [Frontend::VhostUser, Frontend::NvmePcie] {
         let mut daemon = vm::serve(&DaemonOptions::default(), "1G")?;
         let target = vm::export(&daemon, "v", "64M", frontend)?;

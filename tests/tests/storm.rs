@@ -186,7 +186,7 @@ fn connect_discover_storm() -> Result<()> {
 }
 
 #[test]
-fn half_open_thousands_keep_nobody_out() -> Result<()> {
+fn thousands_of_half_open_connections_block_no_host() -> Result<()> {
     let mut lab = Lab::new(&LabOptions::volumes(1, 64 * MIB))?;
     let before = held(&lab.daemon)?;
     let address = lab.address;
@@ -269,7 +269,7 @@ fn slow_reader_does_not_stall_others() -> Result<()> {
 }
 
 #[test]
-fn silent_writers_are_ended_and_hold_up_nobody() -> Result<()> {
+fn silent_writers_are_disconnected_and_delay_no_other_host() -> Result<()> {
     let mut lab = Lab::new(&LabOptions {
         config: "[engine]\nreactors = 1\n".into(),
         ..LabOptions::volumes(2, 64 * MIB)

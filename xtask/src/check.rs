@@ -147,7 +147,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn a_crate_may_not_use_what_is_above_it() {
+    fn a_crate_may_not_depend_on_a_higher_layer() {
         let package = |name: &str, uses: &[&str]| {
             let uses: Vec<_> = uses.iter().map(|used| json!({"name": used})).collect();
             json!({"name": name, "dependencies": uses})

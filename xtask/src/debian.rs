@@ -330,7 +330,7 @@ mod tests {
     use super::choose_mirror;
 
     #[test]
-    fn the_mirror_is_the_one_with_the_machines_own_suite() {
+    fn the_mirror_has_the_installed_suite() {
         let indexes = "\
             'http://s.example/security/dists/bookworm-security/main/binary-amd64/Packages.xz' a 0\n\
             'http://o.example/linux/dists/bookworm/stable/binary-amd64/Packages.gz' b 0\n\

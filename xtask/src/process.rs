@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_come_one_by_one_and_who_is_left_behind_is_not_waited_for() {
+    fn lines_arrive_singly_and_left_behind_children_are_not_awaited() {
         let mut lines_seen = Vec::new();
         let script = "echo one; printf 'two\\nthree'; sleep 1000 & echo $! >&2";
         let mut command = Command::new("sh");

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn listeners_beyond_loopback_are_told_of() {
+    fn listeners_beyond_loopback_are_reported() {
         let mut config = Listen::default();
         for safe in [
             "127.0.0.1:4420",

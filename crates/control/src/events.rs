@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_reader_that_fell_behind_is_told_how_far() {
+    async fn a_reader_that_fell_behind_gets_its_missed_count() {
         let events = Events::default();
         report(&events, "a");
         let first = events.read(None, Duration::ZERO).await;

@@ -159,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_is_replaced_whole_and_damage_is_told() {
+    fn a_file_is_replaced_atomically_and_damage_is_reported() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.json");
         assert_eq!(read_json::<Vec<u8>>(&path).unwrap(), None);

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn who_runs_is_not_being_killed() {
+    fn a_running_process_is_not_being_killed() {
         assert!(!is_being_killed(Path::new("/proc/thread-self")));
         assert!(!is_being_killed(Path::new("/proc/nobody")));
     }

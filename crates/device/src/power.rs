@@ -13,7 +13,7 @@ use fastrand::Rng;
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::fence::who_holds;
+use crate::fence::lock_holders;
 use crate::kind::volatile::journal::{HEADER_BYTES, JournalRecord, WriteJournal};
 use crate::kind::volatile::{journal_path, stable_path, write_all, zero};
 
@@ -54,7 +54,7 @@ struct CachedChange {
 
 /// Cuts the power of the device at path `device`. Fails if the device is in use.
 pub fn cut(device: &Path, seed: u64) -> io::Result<Cut> {
-    wait_until_nobody_uses(device)?;
+    wait_until_unused(device)?;
     let open = |path: &Path| rustix::fs::open(path, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty());
     let visible = open(device)?;
     let stable = open(&stable_path(device))?;
@@ -91,10 +91,10 @@ pub fn cut(device: &Path, seed: u64) -> io::Result<Cut> {
     Ok(result)
 }
 
-fn wait_until_nobody_uses(device: &Path) -> io::Result<()> {
+fn wait_until_unused(device: &Path) -> io::Result<()> {
     let begin = Instant::now();
     loop {
-        let holders = who_holds(device).map_err(io::Error::other)?;
+        let holders = lock_holders(device).map_err(io::Error::other)?;
         match holders.first() {
             None => return Ok(()),
             Some(holder) if begin.elapsed() > LET_GO => {

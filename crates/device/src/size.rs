@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_is_refused() {
+    fn an_invalid_size_is_refused() {
         for text in [
             "",
             "G",

@@ -286,7 +286,7 @@ mod tests {
         }
 
         #[test]
-        fn a_rest_is_what_is_left(lens in prop::collection::vec(1u32..20, 1..12), done in 0u32..240) {
+        fn the_rest_of_a_vector_follows_the_done_bytes(lens in prop::collection::vec(1u32..20, 1..12), done in 0u32..240) {
             let (lists, _region) = lists(&lens, 0);
             // SAFETY: as above.
             let bufs = unsafe { lists.bufs(1, 0, lens.len()) }.expect("bufs");

@@ -26,7 +26,7 @@ fn refused(spec: &DeviceSpec, options: &OpenOptions, words: &[&str]) {
 }
 
 #[test]
-fn what_cannot_be_opened_says_why() {
+fn open_errors_name_their_cause() {
     let dir = support::memory_dir();
     let plain = OpenOptions::default();
     let missing = dir.path().join("missing");

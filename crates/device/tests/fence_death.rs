@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use forebay_device::conformance::Driver;
-use forebay_device::fence::{Holder, who_holds};
+use forebay_device::fence::{Holder, lock_holders};
 use forebay_device::ring::RingOptions;
 use forebay_device::{Device, DeviceKind, DeviceSpec, Op, OpenOptions};
 
@@ -123,8 +123,8 @@ fn open(spec: &DeviceSpec) -> Device {
 }
 
 #[test]
-fn a_successor_waits_for_what_is_in_flight() {
-    let what = "a_successor_waits_for_what_is_in_flight";
+fn a_successor_waits_for_io_in_flight() {
+    let what = "a_successor_waits_for_io_in_flight";
     const CHUNKS: u32 = 8;
     let Some(device) = support::Loop::new(what, 8 << 20, 512) else {
         return;
@@ -146,7 +146,7 @@ fn a_successor_waits_for_what_is_in_flight() {
         "it fell at the exit"
     );
     assert_eq!(
-        who_holds(&device.path).expect("ask"),
+        lock_holders(&device.path).expect("ask"),
         [7, 8].map(|generation| Holder::Engine { generation })
     );
     let at_exit = poll(&successor, CHUNKS);

@@ -76,7 +76,7 @@ fn memory(pages: usize) -> StaticRegion {
 }
 
 #[test]
-fn what_is_registered_is_used_until_it_is_forgotten() {
+fn registered_memory_is_used_until_it_is_unregistered() {
     let mut rig = Rig::new();
     let (ours, other) = (memory(8), memory(8));
     assert!(!rig.goes_through(&ours, 0, 1));
@@ -98,7 +98,7 @@ fn what_is_registered_is_used_until_it_is_forgotten() {
 }
 
 #[test]
-fn what_is_kept_lives_until_it_is_let_go_of() {
+fn pinned_memory_lives_until_it_is_unregistered() {
     let mut rig = Rig::new();
     let keeps = Arc::new(());
     let empty = Pinned::new(keeps.clone()).expect("a ring");

@@ -189,7 +189,7 @@ fn live(device: &Device, rng: &mut Rng, model: &mut Sectors, next: &mut u32) {
 }
 
 #[test]
-fn a_cut_keeps_what_was_durable_and_invents_nothing() {
+fn a_power_cut_keeps_durable_data_and_invents_none() {
     let mut seen = Cut::default();
     let mut reordered = 0;
     for seed in 1..=60 {

@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_inherited_is_nobody_elses() {
+    fn inherited_memory_is_never_shared() {
         let memory = Memory::create().unwrap();
         let (a, b) = (memory.inherit(1).unwrap(), memory.inherit(4097).unwrap());
         assert_eq!(b.offset_bytes - a.offset_bytes, 4096);

@@ -53,7 +53,7 @@ fn volume(volume: u64, tenant: u64, budget: Option<Budget>) -> impl FnOnce(u64) 
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_by_name() {
+fn invalid_scheduling_is_refused_by_name() {
     let mut engine = TestEngine::start("ram", 8 << 20, 1);
     engine.volume(1, 1 << 20, 4096);
     let mut said =
@@ -113,7 +113,7 @@ fn what_makes_no_sense_is_refused_by_name() {
 }
 
 #[test]
-fn an_export_is_served_where_it_is_told() {
+fn an_export_is_served_by_its_assigned_reactor() {
     let mut engine = TestEngine::start("ram", 8 << 20, 2);
     (1..=5).for_each(|volume| engine.volume(volume, 1 << 20, 4096));
     // An unknown reactor means the one with the fewest exports.

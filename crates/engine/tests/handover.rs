@@ -145,7 +145,7 @@ fn icreq() -> [u8; 128] {
 }
 
 #[test]
-fn a_connection_is_deposited_and_its_end_is_told() {
+fn a_connection_is_deposited_and_its_end_is_reported() {
     let mut lab = Lab::start(3);
     assert!(lab.memory.is_some());
     let address = lab.listen();
@@ -168,7 +168,7 @@ fn a_connection_is_deposited_and_its_end_is_told() {
 }
 
 #[test]
-fn a_successor_acts_only_when_it_is_told() {
+fn a_successor_acts_only_after_resume() {
     let (region, memory) = Lab::start(1).stop();
     let mut lab = Lab::start(2);
     let (mut host, ours) = connection();
@@ -249,7 +249,7 @@ impl Lab {
 }
 
 #[test]
-fn what_can_not_be_read_is_refused() {
+fn an_unreadable_estate_is_refused() {
     let (region, memory) = Lab::start(1).stop();
     let mut lab = Lab::start(3);
     let take_over = |generation| ToEngine::TakeOver {
@@ -410,7 +410,7 @@ fn only_a_device_that_the_dead_engine_served_is_served_before_its_fence() {
 }
 
 #[test]
-fn a_device_that_hangs_when_it_is_opened_holds_up_nobody() {
+fn a_device_that_hangs_while_opening_delays_no_other_device() {
     let folder = tempfile::tempdir().unwrap();
     let (ready, held) = held_device(folder.path());
     drop(held);

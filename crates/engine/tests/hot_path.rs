@@ -183,7 +183,7 @@ fn hot_path_does_not_allocate() {
 
 /// Also while two reactors serve one queue.
 #[test]
-fn what_others_carry_out_does_not_allocate() {
+fn offloaded_operations_do_not_allocate() {
     let _alone = ALONE
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner);

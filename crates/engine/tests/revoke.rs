@@ -356,7 +356,7 @@ fn parked_command_translates_again() {
 
 /// A write races with the return of its preallocated extent: one wins.
 #[test]
-fn a_place_ahead_is_written_or_taken_back() {
+fn a_preallocated_extent_is_written_or_taken_back() {
     let mut daemon = Daemon::start(2);
     let (_admin, mut io) = attach(daemon.address, &nqn(1), PLAIN, false);
     let blocks = EXTENT_BYTES / 4096;

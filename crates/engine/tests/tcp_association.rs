@@ -281,7 +281,7 @@ fn the_end_of_the_admin_queue_is_the_end_of_all() {
 }
 
 #[test]
-fn what_never_got_to_a_device_ends_with_its_association() {
+fn commands_not_at_a_device_end_with_their_association() {
     let (engine, nqn) = engine();
     let (old_admin, mut old) = attach(engine.address, &nqn, PLAIN, true);
     // A parked write: the owner does not answer its fault.
@@ -379,7 +379,7 @@ fn keeps_alive(engine: &TestEngine, nqn: &str) -> bool {
 }
 
 #[test]
-fn growth_is_told_at_once() {
+fn growth_is_reported_at_once() {
     let (mut engine, nqn) = engine();
     let (mut host, mut io) = attach(engine.address, &nqn, PLAIN, true);
     let cid = host.next_cid();

@@ -194,7 +194,7 @@ fn logged<T>(engine: &TestEngine, find: impl Fn(&common::Log) -> Option<T>) -> T
 }
 
 #[test]
-fn when_a_change_of_the_list_is_settled_who_is_off_it_is_out() {
+fn hosts_off_the_list_are_out_once_the_change_settles() {
     let mut engine = engine();
     let nqn = engine.export(1, &[HOST]);
     let (host, mut io) = attach(engine.address, &nqn, PLAIN, true);

@@ -66,7 +66,7 @@ fn tables_for_people_and_json_for_programs() {
 }
 
 #[test]
-fn what_is_typed_arrives() {
+fn typed_commands_become_api_requests() {
     let daemon = Daemon::start();
     for (args, expected) in [
         (
@@ -305,7 +305,7 @@ fn full_is_all_of_the_volume() {
 }
 
 #[test]
-fn a_pool_is_shown_with_what_is_wrong() {
+fn pool_show_reports_faults_and_warnings() {
     let daemon = Daemon::start();
     let text = daemon.text(&["pool", "show"]);
     for part in [

@@ -325,7 +325,7 @@ fn a_sound_pool_is_checked_while_it_is_used() {
 }
 
 #[test]
-fn a_missing_device_takes_down_only_what_lies_on_it_and_comes_back() {
+fn a_missing_device_affects_only_its_extents_and_returns() {
     let mut daemon = with_pool(&["a.img", "b.img"]);
     daemon.json(&["pool", "set", "--placement", "fill"]);
     let image = fill(&daemon);
@@ -400,7 +400,7 @@ fn a_missing_device_takes_down_only_what_lies_on_it_and_comes_back() {
 }
 
 #[test]
-fn a_spoiled_catalog_costs_nothing_and_is_told_of() {
+fn a_damaged_catalog_copy_is_repaired_and_reported() {
     // Both copies on one device, or one on each of two.
     for files in [&["a.img"][..], &["a.img", "b.img"]] {
         let mut daemon = with_pool(files);

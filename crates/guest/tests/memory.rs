@@ -28,7 +28,7 @@ fn region(file: BorrowedFd<'_>, guest_address: u64, offset: u64, len_bytes: u64)
 }
 
 #[test]
-fn what_is_no_memory_is_refused() {
+fn invalid_memory_regions_are_refused() {
     let mut memory = GuestMemory::default();
     let file = memory_file(4 * PAGE);
     let map = |memory: &mut GuestMemory, fd: BorrowedFd<'_>, offset, len| {

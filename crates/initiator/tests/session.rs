@@ -211,7 +211,7 @@ fn a_write_that_fails_while_its_data_is_on_the_way_keeps_its_buffer_until_then()
 }
 
 #[test]
-fn an_unanswered_command_and_a_dead_target_are_told_apart() {
+fn a_command_timeout_differs_from_a_dead_target() {
     let target = Target::start(Config {
         ignore_command: 1,
         ..Config::default()
@@ -265,7 +265,7 @@ fn a_queue_that_was_idle_gives_its_next_command_the_whole_limit() {
 }
 
 #[test]
-fn a_stranger_is_told_what_to_do() {
+fn a_host_off_the_list_gets_a_clear_error() {
     let target = Target::start(Config::default());
     let stranger = "nqn.2014-08.org.nvmexpress:uuid:stranger";
     let error = Session::connect(target.addr(), SUBNQN, stranger, &options()).unwrap_err();

@@ -109,7 +109,7 @@ fn a_failed_write_is_an_error_and_may_be_there_or_not() {
 }
 
 #[test]
-fn what_was_there_before_may_be_ignored() {
+fn existing_data_may_be_ignored() {
     let target = Target::start(Config::default());
     target.disk().fill(0x77);
     let mut spec = spec(&target);
@@ -167,7 +167,7 @@ fn nothing_is_lost_by_deaths_of_a_good_target() {
 }
 
 #[test]
-fn what_was_flushed_survives_deaths_that_lose_the_cache() {
+fn flushed_data_survives_deaths_that_lose_the_cache() {
     let (written, report) = through_deaths(Promise::Flushed, true);
     assert!(report.is_clean(), "{report}");
     assert!(written.reconnects >= 5 && written.flushes > 0);

@@ -116,7 +116,7 @@ fn sizes_and_blocks_are_checked() {
 }
 
 #[test]
-fn what_is_used_is_not_deleted() {
+fn objects_in_use_are_not_deleted() {
     let (_, mut pool, _) = with_tenant();
     let v = pool
         .create_volume(&new("acme", "v", 65536, None), 0)
@@ -202,7 +202,7 @@ fn everything_survives_and_ids_are_not_reused() {
 }
 
 #[test]
-fn creation_spares_what_is_there() {
+fn pool_creation_spares_existing_data() {
     let stores = stores(&[64]);
     let (pool, catalog) = new_pool(&stores);
     let name = pool.info().name.clone();

@@ -364,7 +364,7 @@ fn a_device_is_added_and_gets_a_copy() {
 }
 
 #[test]
-fn what_is_no_pool_is_refused() {
+fn a_device_without_a_pool_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("foreign.redb");
     let table: redb::TableDefinition<'_, u64, u64> = redb::TableDefinition::new("theirs");

@@ -111,7 +111,7 @@ fn a_copy_that_was_left_behind_does_not_open() {
 
 /// A power cut at every write of the labels.
 #[test]
-fn labels_are_told_cut_safely() {
+fn a_power_cut_while_writing_labels_is_safe() {
     let mut cuts = 0;
     for cut in 0.. {
         let (power, mut pool, catalog) = pool_of(3);

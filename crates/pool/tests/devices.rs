@@ -181,7 +181,7 @@ fn fill_takes_the_lowest_device_first() {
 }
 
 #[test]
-fn a_device_that_is_away_takes_down_only_what_lives_on_it() {
+fn a_missing_device_affects_only_its_own_extents() {
     let stores = stores(&[400, 400]);
     let (mut pool, catalog) = new_pool(&stores);
     let v = volume(&mut pool, "v", 600);
@@ -316,7 +316,7 @@ fn a_new_device_is_used_when_it_is_ready() {
 }
 
 #[test]
-fn what_may_still_be_written_is_quarantined_with_its_release() {
+fn extents_on_a_hung_device_are_quarantined_on_release() {
     let stores = stores(&[32, 32]);
     let (mut pool, catalog) = new_pool(&stores);
     let v = volume(&mut pool, "v", 64);

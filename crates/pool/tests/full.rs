@@ -250,7 +250,7 @@ fn idle_volumes_give_their_stock_back() {
 }
 
 #[test]
-fn a_volume_that_writes_faster_keeps_more_ahead() {
+fn a_faster_writing_volume_reserves_more_extents() {
     let stores = stores(&[60_000]);
     let (mut pool, catalog) = new_pool(&stores);
     let v = volume(&mut pool, "v", 60_000, 0);

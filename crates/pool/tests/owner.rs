@@ -174,7 +174,7 @@ fn holes_have_their_length() {
 }
 
 #[test]
-fn flush_commits_what_was_written() {
+fn a_flush_commits_written_mappings() {
     let stores = stores(&[64]);
     let (mut pool, catalog) = new_pool(&stores);
     let v = volume(&mut pool, "v", 64);
@@ -246,7 +246,7 @@ fn a_commit_does_not_vouch_for_a_later_mapping_of_the_same_place() {
 }
 
 #[test]
-fn freed_extents_are_laundered_before_anyone_gets_them() {
+fn freed_extents_are_zero_filled_before_reuse() {
     let stores = stores(&[32]);
     let (mut pool, catalog) = new_pool(&stores);
     let v = volume(&mut pool, "v", 32);
@@ -412,7 +412,7 @@ fn a_reclaimed_extent_is_its_new_owners_after_a_crash() {
 }
 
 #[test]
-fn what_was_written_beyond_the_durable_end_is_not_handed_out() {
+fn extents_beyond_the_durable_end_are_not_reallocated_dirty() {
     let stores = stores(&[32]);
     let (mut pool, catalog) = new_pool(&stores);
     let v = volume(&mut pool, "v", 8);
@@ -476,7 +476,7 @@ fn a_grant_that_the_catalog_contradicts_is_stale_and_its_extent_dirty() {
 }
 
 #[test]
-fn a_device_with_a_past_is_laundered_first() {
+fn a_previously_used_device_is_zero_filled_first() {
     let stores = stores(&[32]);
     let (mut pool, catalog) = forebay_pool::create(&common::spec(&stores, false)).unwrap();
     let v = volume(&mut pool, "v", 32);

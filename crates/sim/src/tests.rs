@@ -293,7 +293,7 @@ fn a_victim_feels_little_of_its_neighbours() {
 
 /// Reads and writes share one queue, so a wait for one link blocks the other.
 #[test]
-fn what_links_lose_by_order_is_given_out_again() {
+fn link_capacity_lost_to_ordering_is_redistributed() {
     let bytes = |policy| {
         let params = Params {
             policy,
@@ -391,7 +391,7 @@ fn a_pulse_at_the_threshold_of_help_costs_no_base() {
 
 /// Overestimated costs throttle no tenant at an idle processor.
 #[test]
-fn a_wrong_correction_keeps_nobody_from_an_idle_processor() {
+fn a_wrong_correction_throttles_no_tenant_on_an_idle_cpu() {
     let base = metered((200_000, 819_200_000), (200_000, 819_200_000));
     let keeps = Load {
         rate: Some(180_000.0),

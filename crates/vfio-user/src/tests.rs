@@ -354,7 +354,7 @@ fn regions_are_accessed_inside_and_in_the_right_direction() {
 }
 
 #[test]
-fn what_is_not_offered_is_refused_with_an_errno_that_is_not_0() {
+fn unsupported_requests_fail_with_a_nonzero_errno() {
     let session = agreed();
     for code in [0, 6, 11, 12, 14, 15, 16, 17, 18, 99, u16::MAX] {
         let bytes = message_of(code, 48);
@@ -372,7 +372,7 @@ fn what_is_not_offered_is_refused_with_an_errno_that_is_not_0() {
 }
 
 #[test]
-fn who_wants_no_reply_gets_none() {
+fn a_message_flagged_no_reply_gets_no_reply() {
     let session = agreed();
     let mut bytes = message_of(command::DEVICE_RESET, 0);
     bytes[8] |= 1 << 4;

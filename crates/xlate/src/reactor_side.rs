@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_claimed_together_is_one_run() {
+    fn extents_claimed_together_form_one_run() {
         let table = Table::new(8);
         let preallocated = Word::preallocated(DeviceIndex(0), ExtentIndex(20)).unwrap();
         table.install(ExtentRange::new(1, 6), preallocated);

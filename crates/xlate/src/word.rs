@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_ahead_is_a_hole_until_it_is_claimed() {
+    fn a_preallocated_extent_is_a_hole_until_claimed() {
         let (device, extent) = (DeviceIndex(200), ExtentIndex(0x12_3456_789a));
         let preallocated = Word::preallocated(device, extent).unwrap();
         let stored = Word::new(device, extent, Rights::ReadWrite).unwrap();

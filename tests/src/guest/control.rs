@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_are_told_apart() {
+    fn answers_are_matched_to_their_commands() {
         let shared = Shared::default();
         read_answers(&b"ready\nend 2 0 4\nend\nend 1 7 0\n"[..], &shared).unwrap();
         let state = shared.lock();

@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_module_needs_comes_too() {
+    fn module_dependencies_are_included() {
         let folder = tempfile::tempdir().unwrap();
         let write = |path: &str, content: &[u8]| {
             let path = folder.path().join(path);

@@ -441,7 +441,7 @@ mod tests {
     use super::has_base;
 
     #[test]
-    fn a_base_is_had_if_nobody_takes_of_it() {
+    fn a_base_is_met_within_two_percent() {
         assert!(has_base(98.0, 100.0, 150.0));
         assert!(!has_base(97.0, 100.0, 150.0));
         // Limited by its depth.

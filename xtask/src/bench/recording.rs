@@ -22,9 +22,9 @@ use super::measure::Summary;
 use super::{Options, profile};
 
 const LIMIT: Duration = Duration::from_secs(1800);
-const TCP: &str = "frontend::nvme_tcp::tests::cost::batches_are_carried_out";
-const PCIE: &str = "frontend::vfio_user::tests::cost::commands_are_carried_out";
-const VHOST: &str = "frontend::vhost_user::tests::cost::requests_are_carried_out";
+const TCP: &str = "frontend::nvme_tcp::tests::cost::batches_are_executed";
+const PCIE: &str = "frontend::vfio_user::tests::cost::commands_are_executed";
+const VHOST: &str = "frontend::vhost_user::tests::cost::requests_are_executed";
 const BURST: &str = "scheduler::tests::cost::an_admission_is_counted";
 /// Counted functions of the tests.
 const COUNTED: [&str; 2] = ["*counted_turn*", "*counted_admission*"];

@@ -415,7 +415,7 @@ fn owner_that_is_silent_ends_in_a_time_limit() {
 }
 
 #[test]
-fn second_daemon_is_told_and_a_dead_ones_socket_is_taken() {
+fn a_second_daemon_is_refused_and_a_stale_socket_is_taken() {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

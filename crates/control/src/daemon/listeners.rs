@@ -50,7 +50,7 @@ impl Daemon {
             let trouble = bound.map_err(|error| {
                 format!(
                     "hosts can't connect at {address}: can't listen there: {error}; {}; the daemon keeps retrying",
-                    what_to_do(&error, "nvme_tcp", listen.in_the_way_of(address))
+                    remedy(&error, "nvme_tcp", listen.in_the_way_of(address))
                 )
             });
             self.note_part(&listener(address), trouble);
@@ -69,7 +69,7 @@ impl Daemon {
                 let own = self.listen.borrow().in_the_way_of(*address);
                 Err(
                     DaemonError::new(format!("can't listen on {address}: {error}"))
-                        .with_hint(what_to_do(&error, "nvme_tcp", own)),
+                        .with_hint(remedy(&error, "nvme_tcp", own)),
                 )
             }
             _ => Ok(()),
@@ -108,7 +108,7 @@ impl Daemon {
         let trouble = bound.map_err(|error| {
             format!(
                 "metrics can't be read at {address}: can't listen there: {error}; {}; the daemon keeps retrying",
-                what_to_do(&error, "metrics", own)
+                remedy(&error, "metrics", own)
             )
         });
         self.note_part(&metrics_at(address), trouble);
@@ -124,7 +124,7 @@ pub(super) fn metrics_at(address: SocketAddr) -> String {
 }
 
 /// `own`: the configured address that is in the way.
-fn what_to_do(error: &io::Error, key: &str, own: Option<SocketAddr>) -> String {
+fn remedy(error: &io::Error, key: &str, own: Option<SocketAddr>) -> String {
     match (error.kind(), own) {
         (io::ErrorKind::AddrInUse, Some(own)) => format!(
             "{own}, another address under [listen] in forebay.toml, conflicts with it: change `{key}` or that address"
@@ -159,7 +159,7 @@ mod tests {
     use crate::ownership::Installation;
 
     #[test]
-    fn an_address_that_somebody_has_is_told_of_and_tried_until_it_is_free() {
+    fn an_address_in_use_is_reported_and_retried_until_free() {
         let other = TcpListener::bind("127.77.0.1:0").unwrap();
         let address = other.local_addr().unwrap();
         let folder = tempfile::tempdir().unwrap();

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_names_the_device_is_a_candidate_and_nothing_else() {
+    fn only_files_with_the_device_label_are_candidates() {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         let device = Uuid::from_bytes([7; 16]);

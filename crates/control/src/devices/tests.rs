@@ -22,7 +22,7 @@ fn refused(result: Result<OpenPool, ApiError>) -> ApiError {
 }
 
 #[test]
-fn what_a_device_holds_is_not_lost_by_accident() {
+fn a_device_in_use_is_overwritten_only_by_force() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("d");
     let spec = [path.display().to_string()];
@@ -231,7 +231,7 @@ fn a_device_that_another_daemon_serves_is_not_passed_over() {
 }
 
 #[test]
-fn what_was_cut_short_in_use_is_taken_only_by_force() {
+fn a_device_cut_short_in_use_is_opened_only_by_force() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name).display().to_string();
     let specs = [at("a"), at("b")];

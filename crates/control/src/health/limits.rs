@@ -30,14 +30,14 @@ impl LimitUse {
 
     fn warning(&self) -> String {
         let Self { what, used, most } = self;
-        let what_to_do = match &**what {
+        let remedy = match &**what {
             "exports" => "no more can be created at the limit; delete unused ones",
             _ => {
                 "at the limit, hosts are refused; disconnect some, or use fewer queues for each host (nvme connect \
                 --nr-io-queues)"
             }
         };
-        format!("{used} of {most} {what} are in use: {what_to_do}")
+        format!("{used} of {most} {what} are in use: {remedy}")
     }
 }
 

@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_promised_is_not_called_used() {
+    fn promised_space_is_not_reported_as_used() {
         let mut space = Space {
             extent_bytes: 1 << 20,
             total: 100,

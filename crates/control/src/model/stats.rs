@@ -488,7 +488,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_came_since_and_what_was_are_what_is(
+        fn histogram_sums_and_differences_are_inverse(
             a in prop::collection::btree_map(1u64..40, 1u64..9, 0..8),
             b in prop::collection::btree_map(1u64..40, 1u64..9, 0..8),
         ) {

@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_of_a_frontend_belongs_to_it() {
+    fn export_options_must_match_the_frontend() {
         let of = |frontend| ExportCreate {
             frontend,
             ..ExportCreate::default()

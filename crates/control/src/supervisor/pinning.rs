@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cpu_that_is_not_there_is_told_of_and_one_that_is_there_is_taken() {
+    fn a_missing_cpu_is_reported_and_a_present_one_is_pinned() {
         let (stop, stopped) = std::sync::mpsc::channel::<()>();
         let reactor = std::thread::Builder::new()
             .name("reactor-0".to_owned())

@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_started_found_again_and_its_end_is_told() {
+    fn a_process_is_started_found_again_and_its_exit_is_reported() {
         let folder = tempfile::tempdir().unwrap();
         runtime().block_on(async {
             let config = program(folder.path(), "echo \"$@\"; exec sleep 1000");

@@ -162,7 +162,7 @@ fn an_estate_that_kills_is_dropped() {
 }
 
 #[test]
-fn an_estate_that_kills_whoever_goes_on_with_it_is_dropped() {
+fn an_estate_that_keeps_crashing_successors_is_dropped() {
     let (supervisor, events) = idle();
     let die = |generation, verdict: Verdict, young| {
         supervisor.keep_left(Some(Estate::empty(generation)), &verdict, young);

@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_sleeps_may_take_longer() {
+    fn a_sleeping_reactor_gets_a_longer_watchdog_limit() {
         let region = Region::anonymous(1).unwrap();
         let after = Duration::from_secs(5);
         let now = Duration::from_secs(100);
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_stood_still_is_not_stuck() {
+    fn a_paused_host_is_not_taken_for_a_stuck_reactor() {
         let mut seen = Seen::default();
         // Each turn was long ago, but it is another one each time.
         for turn in 0..100 {

@@ -32,7 +32,7 @@ const DAEMONS_AT: u64 = GENERATIONS_AT - DAEMONS;
 const POLL_AGAIN: Duration = Duration::from_millis(2);
 
 /// The holders of locks on a file or block device; takes no lock and doesn't wait.
-pub fn who_holds(path: &Path) -> Result<Vec<Holder>, FenceError> {
+pub fn lock_holders(path: &Path) -> Result<Vec<Holder>, FenceError> {
     use rustix::fs::{Mode, OFlags};
     let fd = rustix::fs::open(
         path,
@@ -361,7 +361,7 @@ mod tests {
         let error = now(&old, 4).expect_err("it is the old one");
         assert!(matches!(error, FenceError::NewerEngine { newer: 9, .. }));
         assert_eq!(
-            who_holds(path).expect("ask"),
+            lock_holders(path).expect("ask"),
             [
                 Holder::Engine { generation: 4 },
                 Holder::Engine { generation: 9 }
@@ -419,7 +419,7 @@ mod tests {
         take(engine.as_fd(), path, 0).expect("the daemon's byte is no engine's");
         wait_for_predecessors(engine.as_fd(), path, 0, NOW).expect("alone");
         assert_eq!(
-            who_holds(path).expect("ask"),
+            lock_holders(path).expect("ask"),
             [Holder::Daemon, Holder::Engine { generation: 0 }]
         );
     }

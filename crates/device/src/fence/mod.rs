@@ -12,7 +12,7 @@ pub(crate) mod lock;
 use std::ffi::CStr;
 use std::time::Duration;
 
-pub use self::lock::{claim_file, who_holds};
+pub use self::lock::{claim_file, lock_holders};
 use crate::dying::HoldingProcess;
 
 pub(crate) const MAX_GENERATION: u64 = 1 << 61;

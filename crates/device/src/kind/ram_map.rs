@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_earlier_process_wrote_is_found() -> std::io::Result<()> {
+    fn pages_written_by_an_earlier_process_are_found() -> std::io::Result<()> {
         use std::os::fd::AsFd;
         use std::os::unix::fs::FileExt;
         let flags = rustix::fs::MemfdFlags::CLOEXEC;

@@ -38,7 +38,7 @@ fn sleeps_until_time_or_event() {
 }
 
 #[test]
-fn a_full_queue_is_told_and_nothing_is_lost() {
+fn a_full_ring_is_reported_and_loses_no_completion() {
     let mut ring = ring();
     let event = eventfd(1, EventfdFlags::CLOEXEC).expect("eventfd");
     let mut taken = Vec::new();

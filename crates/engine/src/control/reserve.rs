@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_waits_for_is_not_asked() {
+    fn abandoned_reservation_requests_are_not_sent() {
         let mut reserves = Reserves::default();
         for number in 1..6 {
             reserves.ask(ask(number as u8 % 2, number));

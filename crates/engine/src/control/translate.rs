@@ -116,7 +116,7 @@ mod tests {
     /// A FLUSH after a claimed write must cover the device and wait for the mapping, so this is set
     /// at the grant.
     #[test]
-    fn a_flush_sees_a_place_ahead_like_any_grant() {
+    fn a_flush_sees_a_preallocated_extent_like_any_grant() {
         let config = VolumeConfig {
             volume: VolumeId(1),
             uuid: [0; 16],

@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_are_everybodys_and_nobody_changes_them() {
+    fn the_zero_buffer_is_shared_and_read_only() {
         let memory = Memory::create().unwrap();
         let old = OldMemory::adopt(memory.fd().try_clone_to_owned().unwrap()).unwrap();
         let mut s = Staging::over(memory.reactor(5).unwrap().staging);

@@ -88,7 +88,7 @@ fn will_be_closed(socket: &mut TcpStream) -> bool {
 }
 
 #[test]
-fn who_says_nothing_is_dropped_after_ten_seconds() {
+fn silent_connections_are_dropped_after_ten_seconds() {
     let (mut listener, address) = listener();
     let begun = monotonic_ns();
     let mut out = Daemon::default();
@@ -253,7 +253,7 @@ fn a_newcomer_that_hangs_up_half_way_is_gone() {
 
 /// The bytes may kill an engine: its successor must know the socket.
 #[test]
-fn whoever_is_looked_at_is_named_in_the_region() {
+fn the_socket_being_parsed_is_recorded_in_the_region() {
     use std::sync::atomic::Ordering::Relaxed;
     let (mut listener, address) = listener();
     let mut out = Daemon::default();
@@ -280,7 +280,7 @@ fn whoever_is_looked_at_is_named_in_the_region() {
 }
 
 #[test]
-fn who_is_not_let_in_is_named() {
+fn refused_hosts_are_named() {
     let (mut listener, address) = listener();
     let mut out = Daemon::default();
     let subsystem = Nqn::parse("nqn.2026-01.io.forebay:no.one").unwrap();

@@ -305,7 +305,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn looks_at_who_was_quiet_are_a_sixteenth_of_the_time_at_most() {
+    fn polls_of_quiet_sockets_take_a_sixteenth_of_the_time() {
         assert_eq!(next_poll_ns(1000, 1500), 1500 + POLL_NS);
         for took_ns in [10_000, 300_000, 1_000_000_000] {
             let apart_ns = next_poll_ns(5000, 5000 + took_ns) - (5000 + took_ns);

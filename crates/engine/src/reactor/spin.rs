@@ -63,7 +63,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn who_is_idle_polls_short(pauses in proptest::collection::vec(1u64..400_000, 1..200)) {
+        fn an_idle_reactor_polls_briefly(pauses in proptest::collection::vec(1u64..400_000, 1..200)) {
             let mut spin = Spin::new();
             let (mut soon, mut long) = (0, 0);
             for ns in pauses {

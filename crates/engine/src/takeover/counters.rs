@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_say_what_was_read_and_written() {
+    fn socket_counters_match_bytes_read_and_written() {
         let (mut ours, mut host) = pair();
         assert_eq!(
             read(&ours),

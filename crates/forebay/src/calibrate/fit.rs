@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn who_slept_tells_nothing() {
+    fn samples_of_an_idle_reactor_are_ignored() {
         let asleep = Sample {
             busy: 0.1,
             ..sample(0.1, 1.0, DeviceFit::Unknown)
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_is_judged_by_who_waited_for_it() {
+    fn only_commands_that_waited_judge_a_device() {
         let of = |ns: f64, device: DeviceFit| -> [Rounds; 6] {
             std::array::from_fn(|_| vec![sample(1.0, ns, device); 3])
         };

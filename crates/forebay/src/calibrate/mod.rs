@@ -352,7 +352,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links_that_were_found_are_found_again_and_what_was_said_stays() {
+    fn detected_links_are_updated_and_configured_links_stay() {
         let none = NodeCapacity {
             device_reads: 1.0,
             device_writes: 1.0,
@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_device_does_at_least_is_told_by_size() {
+    fn minimum_device_rates_are_listed_by_size() {
         assert_eq!(at_least_text(&[]), None);
         let of = |operation, bytes, per_second| AtLeast {
             operation,

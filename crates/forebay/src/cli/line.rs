@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_hidden_is_not_completed() {
+    fn hidden_commands_are_not_completed() {
         fn hidden(command: &clap::Command) -> Vec<String> {
             let below = command.get_subcommands().flat_map(hidden);
             let own = command.is_hide_set().then(|| command.get_name().to_owned());

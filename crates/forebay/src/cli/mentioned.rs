@@ -71,7 +71,7 @@ fn commands_that_sentences_mention_are_commands() {
 }
 
 #[test]
-fn what_is_no_command_is_seen() {
+fn unknown_commands_in_a_page_are_detected() {
     let page = "It is `forebay volume\nlist`, not `lsblk`.\n```sh\nforebay nothing\n```\n`./target/release/forebay top`";
     assert_eq!(mentioned(page), ["forebay volume list", "forebay top"]);
     for command in [

@@ -283,7 +283,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_taken_for_what_was_not_stated_is_told_as_it_is() {
+    fn assumed_budget_values_are_explained() {
         let stated = |iops: Option<u64>, bytes_s: Option<u64>| BudgetParts {
             base: Some(Some(RateParts {
                 iops: iops.map(Some),

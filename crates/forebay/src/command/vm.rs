@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn what_libvirt_gets_is_xml() {
+    fn libvirt_snippets_are_well_formed_xml() {
         for path in ["/run/m/db.sock", "/a b,c'<&>\"", "/ü"] {
             for (frontend, device) in [
                 (ExportFrontend::NvmePcie, "domain/qemu:commandline/qemu:arg"),

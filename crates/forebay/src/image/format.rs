@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_unknown_is_raw() {
+    fn an_unknown_image_format_is_raw() {
         let none = ends(&[], 1 << 20);
         assert!(none.format().is_none());
         for block_bytes in [512, 4096] {

@@ -180,7 +180,7 @@ fn zeros_are_not_written_to_a_fresh_volume() {
 }
 
 #[test]
-fn zeros_replace_what_was_there() {
+fn zeros_replace_old_data() {
     let image = pattern(&[(2 * MIB, 0), (4096, 7), (MIB - 4096, 0)]);
     for mut source in [source_of(&image, true), stream_of(&image)] {
         let mut disk = MemoryDisk::new(vec![0xaa; 4 * MIB], 512, 3);
@@ -320,7 +320,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn what_goes_in_comes_out(
+    fn an_imported_image_is_exported_unchanged(
         parts in prop::collection::vec((1usize..40, 0u8..3), 1..12),
         odd in 0usize..512,
         depth in 1usize..20,

@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_can_not_be_written_is_told_of_until_it_can() {
+    fn an_unwritable_log_is_reported_until_it_recovers() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("a.log");
         std::os::unix::fs::symlink("/dev/full", &path).unwrap();

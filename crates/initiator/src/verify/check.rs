@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_of_wrong_is_told_apart() {
+    fn each_kind_of_corruption_is_distinguished() {
         let mut model = Model::new(8, Promise::Acknowledged);
         for _ in 0..3 {
             model.issue(3);
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_never_written_must_be_what_it_was() {
+    fn unwritten_blocks_must_keep_their_initial_data() {
         let mut model = Model::new(8, Promise::Acknowledged);
         assert_eq!(check(&mut model, Initial::Zeros, &[0; 512]), []);
         assert_eq!(check(&mut model, Initial::Any, &[1; 512]), []);

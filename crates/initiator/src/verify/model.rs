@@ -135,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flush_covers_what_was_acknowledged_before_it() {
+    fn a_flush_covers_writes_acknowledged_before_it() {
         let mut model = Model::new(100, Promise::Flushed);
         for block in [1, 2] {
             assert_eq!(model.issue(block), 1);

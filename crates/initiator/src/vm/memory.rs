@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_there_for_another_mapping() {
+    fn writes_are_visible_through_another_mapping() {
         let memory = MappedMemory::new(10_000, false).unwrap();
         assert_eq!(memory.len(), 12_288);
         let fd = memory.fd().try_clone_to_owned().unwrap();

@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_set_anew_in_each_lap_is_never_passed() {
+    fn an_event_index_moved_in_each_lap_is_never_passed() {
         for entries in [8u32, 129, 1024] {
             let (mut tail, mut seen) = (0, 0);
             let mut index = behind(seen, entries);
@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asked_is_told_of_the_next_change_and_who_did_not_is_left_alone() {
+    fn a_doorbell_rings_only_past_the_event_index() {
         for entries in [2u16, 7, 1024] {
             for seen in 0..entries {
                 for step in 1..entries {

@@ -337,7 +337,7 @@ fn hosts_without_identifier_have_no_reservations() {
 }
 
 #[test]
-fn registrants_are_limited_and_all_can_be_told() {
+fn registrants_are_limited_and_all_can_be_notified() {
     let mut state = Reservations::default();
     let id = |n: usize| {
         [

@@ -94,7 +94,7 @@ fn negotiation_takes_the_smaller_of_both_and_agrees() {
 }
 
 #[test]
-fn negotiation_refuses_what_is_out_of_range() {
+fn negotiation_refuses_values_out_of_range() {
     let req = IcReq {
         pfv: 0,
         hpda: 0,

@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn only_dirty_is_laundered_and_counts_hold() {
+    fn only_dirty_extents_are_zero_filled_and_counts_match() {
         let mut extents = extents(130);
         extents.set(DeviceRun::new(D0, 5, 3), ExtentState::Freed);
         assert_eq!(

@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn levels_follow_what_is_used_and_promised() {
+    fn levels_follow_used_and_promised_space() {
         let settings = PoolSettings::default();
         let mut space = Space {
             extent_bytes: 65536,

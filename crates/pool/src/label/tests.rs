@@ -220,7 +220,7 @@ fn stamp(number: u64) -> Stamp {
 }
 
 #[test]
-fn what_lies_over_the_first_copy_is_left_alone_until_a_repair() {
+fn foreign_data_over_the_first_label_stays_until_a_repair() {
     let store = labelled();
     let gpt = [0x45; BLOCK_BYTES];
     store.write_at(FIRST, &gpt).unwrap();

@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_went_on_has_what_the_other_had() {
+    fn the_surviving_copy_contains_the_history_of_the_other() {
         let start = Lineage::first(1);
         assert!(start.contains(5, &start, 5) && !start.contains(5, &start, 6));
         let mut alone = start.clone();
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_old_is_no_ancestor() {
+    fn a_forgotten_epoch_is_not_an_ancestor() {
         let start = Lineage::first(1);
         let mut now = start.clone();
         for epoch in 0..PAST as u64 {

@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_is_loaded_and_leaks_are_counted() {
+    fn sound_records_are_loaded_and_leaks_are_counted() {
         let sound = vec![
             states(4, 10),
             reservation(A, 0, 4),
@@ -479,7 +479,7 @@ mod tests {
     }
 
     #[test]
-    fn budgets_of_what_was_deleted_meanwhile_are_dropped() {
+    fn budgets_of_deleted_tenants_and_volumes_are_dropped() {
         let records = vec![
             budget(1, 0, 100),
             budget(A, 1, 50),

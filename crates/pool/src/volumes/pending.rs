@@ -198,7 +198,7 @@ mod tests {
     const D1: DeviceIndex = DeviceIndex(1);
 
     #[test]
-    fn a_commit_takes_what_is_due_on_its_device() {
+    fn a_commit_takes_the_pending_extents_of_its_device() {
         let mut set = PendingSet::default();
         for (logical, device, seq) in [(5, D0, 1), (3, D1, 2), (9, D0, 3), (7, D0, 9)] {
             set.add(logical, device, seq);

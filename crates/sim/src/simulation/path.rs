@@ -69,7 +69,7 @@ impl Simulation {
         self.reactors[number].busy = false;
         let Io { read, len, .. } = self.ios[io as usize];
         let bytes = if read { 0 } else { len } + self.model.header;
-        let sent = self.carry(io, 0, bytes);
+        let sent = self.recover(io, 0, bytes);
         let sent = self.use_device(io, sent);
         let (least, mean) = if read {
             self.model.backend_read_ns
@@ -95,7 +95,7 @@ impl Simulation {
     }
 
     /// A link carries I/Os in sequence. Returns the end.
-    fn carry(&mut self, io: u32, link: usize, bytes: u32) -> u64 {
+    fn recover(&mut self, io: u32, link: usize, bytes: u32) -> u64 {
         let begins = self.links[link].max(self.now);
         if self.model.links_known {
             let resource = [Resource::LinkIn, Resource::LinkOut][link];
@@ -133,7 +133,7 @@ impl Simulation {
     pub(super) fn answered(&mut self, io: u32) {
         let Io { read, len, .. } = self.ios[io as usize];
         let end = if read {
-            self.carry(io, 1, len + self.model.header)
+            self.recover(io, 1, len + self.model.header)
         } else {
             self.now
         };

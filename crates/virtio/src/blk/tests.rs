@@ -88,13 +88,13 @@ fn borders_of_descriptors_say_nothing() {
 }
 
 #[test]
-fn what_breaks_the_device() {
+fn a_request_without_a_status_byte_breaks_the_device() {
     let no_status = case(&header(T_FLUSH, 0), &[], &[]);
     assert_eq!(no_status.parse_on(&DISK), Err(BlkError::NoStatus));
 }
 
 #[test]
-fn what_is_wrong_is_told_where_the_status_is() {
+fn bad_requests_get_an_error_in_their_status_byte() {
     let short = case(&header(T_IN, 0)[..15], &[], &[513]);
     let mut outside = case(&[], &[], &[]);
     outside.chain.push(8, 16, false);

@@ -162,7 +162,7 @@ proptest! {
     }
 
     #[test]
-    fn nobody_waits_for_a_word_that_does_not_come(
+    fn no_notification_is_missed(
         packed in any::<bool>(),
         event_idx in any::<bool>(),
         rounds in proptest::collection::vec((1usize..6, 1usize..6, any::<bool>()), 1..80),

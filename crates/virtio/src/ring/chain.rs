@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_chain_refuses() {
+    fn a_chain_refuses_bad_buffers() {
         let faults = |pieces: &[(u64, u32, bool)]| {
             let mut chain = Chain::default();
             for (address, len, writable) in pieces {

@@ -175,7 +175,7 @@ fn a_ring_is_served_while_started_and_enabled_and_does_not_move() {
 }
 
 #[test]
-fn what_would_change_disabled_rings_stops_them() {
+fn a_change_of_disabled_rings_stops_them() {
     let mut s = session();
     let mut address = vec![0; 40];
     address[8] = 16;
@@ -289,7 +289,7 @@ fn a_fresh_packed_ring_of_a_front_end_that_kicks_in_band() {
 }
 
 #[test]
-fn what_is_refused() {
+fn invalid_vhost_user_messages_are_refused() {
     let mut s = session();
     for (kind, payload, why) in [
         (request::SET_FEATURES, words(&[1 << 40]), Refusal::Features),
@@ -338,7 +338,7 @@ fn what_is_refused() {
 }
 
 #[test]
-fn who_is_answered() {
+fn answers_follow_the_negotiated_features() {
     let s = session();
     assert!(s.acknowledges(request::SET_FEATURES, true));
     assert!(!s.acknowledges(request::SET_FEATURES, false));
@@ -361,7 +361,7 @@ fn who_is_answered() {
 }
 
 #[test]
-fn write_back_is_what_was_negotiated() {
+fn write_back_follows_the_negotiation() {
     let both = feature::BLK_FLUSH | feature::BLK_CONFIG_WCE;
     // Before any acknowledgement: as for a driver that takes both.
     assert!(VhostSession::new(OFFER).config_writeback());

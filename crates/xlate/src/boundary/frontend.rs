@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_before_memory_could_be_pinned_is_read() {
+    fn the_frontend_format_without_pinned_memory_is_read() {
         #[derive(Serialize)]
         #[allow(dead_code)]
         enum Before {

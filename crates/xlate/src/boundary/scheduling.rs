@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_is_what_is_calculated_with() {
+    fn published_scheduling_parameters_convert_without_loss() {
         let reported = scheduling(&[("keep", 0.25), ("window_ns", 500_000.0)]);
         let params = reported.params().unwrap();
         assert_eq!((params.keep, params.window_ns), (0.25, 500_000));
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_named() {
+    fn invalid_scheduling_parameters_are_named() {
         let said = |params: &[(&str, f64)]| scheduling(params).params().unwrap_err();
         assert!(said(&[("speed", 1.0)]).contains("window_ns"));
         assert_eq!(said(&[("keep", 7.0)]), "keep is 7: it can be 0 to 0.99");

@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_said_before_the_end_is_heard() {
+    fn messages_sent_before_a_close_are_received() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("s");
         let listener = listen(&path).unwrap();

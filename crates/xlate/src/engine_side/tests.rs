@@ -134,7 +134,7 @@ fn revoke_post(revoke: u64, extent: u64) -> ProtocolPost {
 }
 
 #[test]
-fn who_asked_is_told_and_nobody_else() {
+fn fault_answers_reach_only_the_reactors_that_asked() {
     let mut rig = Rig::new(3, 4);
     assert_eq!(rig.miss(1, 2, true), asked(2, true));
     assert_eq!(rig.miss(1, 2, true), []);
@@ -197,7 +197,7 @@ fn a_revoke_is_acknowledged_when_every_reactor_has_drained() {
 }
 
 #[test]
-fn what_hangs_takes_turns_and_what_was_answered_stays_answered() {
+fn hung_revokes_rotate_and_keep_their_answers() {
     let mut rig = Rig::new(2, 1);
     rig.hear(grants(4, stored()));
     rig.revoke(1, 3, None);
@@ -311,7 +311,7 @@ fn a_device_is_settled_when_every_reactor_says_so() {
 }
 
 #[test]
-fn without_an_owner_what_is_kept_is_bounded() {
+fn kept_messages_are_bounded_without_an_owner() {
     let mut r = Rig::new(2, 4);
     r.side.hung_up();
     for extent in 0..MAX_FAULTS as u64 {
@@ -375,7 +375,7 @@ fn without_an_owner_what_is_kept_is_bounded() {
 }
 
 #[test]
-fn a_place_ahead_answers_writes_and_is_given_back_unless_it_was_claimed() {
+fn a_preallocated_extent_is_returned_unless_claimed() {
     let mut rig = Rig::new(2, 1);
     let preallocated = |extent| Word::preallocated(DeviceIndex(0), ExtentIndex(extent)).unwrap();
     assert_eq!(rig.miss(1, 2, true), asked(2, true));

@@ -31,7 +31,7 @@ fn all(_: DeviceIndex) -> bool {
 }
 
 #[test]
-fn what_is_granted_is_listed_first_and_only_what_is_free() {
+fn a_grant_is_listed_first_and_skips_extents_being_revoked() {
     let (_dir, mut table) = table();
     let mut side = OwnerSide::default();
     let taken = side.begin_take_back(V, ExtentRange::new(6, 2)).unwrap();
@@ -69,7 +69,7 @@ fn what_is_granted_is_listed_first_and_only_what_is_free() {
 }
 
 #[test]
-fn a_new_conversation_is_told_what_is_free_and_which_devices_count() {
+fn a_new_session_gets_unrevoked_grants_and_counted_devices() {
     let (_dir, mut table) = table();
     let mut side = OwnerSide::default();
     side.grant(&mut table, grant(0, 6, word(1, 10))).unwrap();
@@ -123,7 +123,7 @@ fn a_range_is_taken_back_in_this_order_and_no_other() {
 }
 
 #[test]
-fn what_does_not_drain_is_known_by_its_devices() {
+fn an_undrained_revoke_lists_its_hung_devices() {
     let (_dir, mut table) = table();
     let mut side = OwnerSide::default();
     for device in 0..3 {
@@ -182,7 +182,7 @@ fn preallocated(extent: u64) -> Word {
 }
 
 #[test]
-fn a_place_ahead_is_listed_as_stored_and_said_only_where_nothing_was() {
+fn a_preallocated_extent_is_published_only_over_holes() {
     let (_dir, mut table) = table();
     let side = OwnerSide::default();
     side.grant(&mut table, grant(2, 4, Word::HOLE)).unwrap();
@@ -206,7 +206,7 @@ fn a_place_ahead_is_listed_as_stored_and_said_only_where_nothing_was() {
 }
 
 #[test]
-fn what_was_taken_back_goes_and_the_rest_stays_listed() {
+fn reclaimed_extents_are_unlisted_and_the_rest_stay() {
     let (_dir, mut table) = table();
     let mut side = OwnerSide::default();
     side.grant(&mut table, grant(0, 8, preallocated(40)))

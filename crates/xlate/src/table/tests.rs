@@ -50,7 +50,7 @@ fn preallocated(e: u64) -> Word {
 }
 
 #[test]
-fn what_is_claimed_stays_and_the_rest_can_be_taken_back() {
+fn claimed_extents_stay_and_the_rest_can_be_taken_back() {
     let t = Table::new(2000);
     let range = ExtentRange::new(508, 8);
     t.install(ExtentRange::new(511, 1), Word::HOLE);
@@ -84,7 +84,7 @@ fn what_is_claimed_stays_and_the_rest_can_be_taken_back() {
 }
 
 #[test]
-fn a_revoke_takes_places_ahead_too() {
+fn a_revoke_clears_preallocated_extents() {
     let t = Table::new(8);
     for keep in [None, Some(Rights::Read)] {
         t.install(ExtentRange::new(0, 2), preallocated(3));
@@ -106,7 +106,7 @@ impl Drop for Ending<'_> {
 /// Reactors claim while the control thread preallocates, grants, takes back and revokes. Each
 /// extent is granted once: it must be used or taken back.
 #[test]
-fn a_place_ahead_has_one_owner_whoever_comes_first() {
+fn a_preallocated_extent_has_exactly_one_owner() {
     const ROUNDS: usize = 1_000_000;
     const EXTENTS: u64 = 16;
     let table = Table::new(EXTENTS);

@@ -54,10 +54,10 @@ impl Model for Protocol {
             }),
             Property::always("it ends", |_, w: &World| w.numbers() < 60),
             Property::always("what was written stays", |_, w: &World| {
-                w.what_was_written_stays()
+                w.written_data_stays_mapped()
             }),
             Property::always("what was written is read", |_, w: &World| {
-                w.what_was_written_is_read()
+                w.written_data_is_readable()
             }),
         ]
     }
@@ -182,7 +182,7 @@ fn a_revoke_is_given_up_unheard() {
 }
 
 #[test]
-fn a_hung_device_holds_up_nobody_else() {
+fn a_hung_device_delays_no_other_device() {
     let mut commands = vec![command(0, A, Kind::Write), command(0, B, Kind::Write)];
     commands[1].after = Some(0);
     let mut scenario = one_extent(1, commands, vec![(A, Wish::Free), (B, Wish::Free)]);
@@ -212,7 +212,7 @@ fn a_deallocation_is_given_up_or_done() {
 }
 
 #[test]
-fn a_place_ahead_is_claimed_or_taken_back() {
+fn a_preallocated_extent_is_claimed_or_taken_back() {
     let commands = vec![
         command(0, A, Kind::Write),
         command(1, A, Kind::Write),
@@ -224,7 +224,7 @@ fn a_place_ahead_is_claimed_or_taken_back() {
 
 /// Another preallocation while a reactor holds the first word.
 #[test]
-fn a_place_ahead_comes_again() {
+fn a_preallocated_extent_comes_again() {
     let commands = vec![command(0, A, Kind::Write), command(1, A, Kind::Read)];
     let wishes = vec![
         (A, Wish::Preallocation),
@@ -238,7 +238,7 @@ fn a_place_ahead_comes_again() {
 }
 
 #[test]
-fn places_ahead_and_a_process_dies() {
+fn preallocated_extents_and_a_process_dies() {
     let commands = vec![command(0, A, Kind::Write), command(0, B, Kind::Write)];
     let wishes = vec![(A, Wish::Preallocation), (A, Wish::TakeBack)];
     let mut scenario = one_extent(1, commands, wishes);
@@ -250,7 +250,7 @@ fn places_ahead_and_a_process_dies() {
 }
 
 #[test]
-fn a_place_ahead_is_deallocated_or_revoked() {
+fn a_preallocated_extent_is_deallocated_or_revoked() {
     let mut commands = vec![
         command(0, A, Kind::Write),
         command(0, A, Kind::Deallocate),

@@ -538,7 +538,7 @@ impl World {
     }
 
     /// Written data never reads as a hole.
-    pub(crate) fn what_was_written_is_read(&self) -> bool {
+    pub(crate) fn written_data_is_readable(&self) -> bool {
         let hole = |word: Option<Word>| word.is_some_and(|w| w.rights() == Some(Rights::Hole));
         let mut engine = self.engine.iter();
         engine.all(|engine| {
@@ -548,7 +548,7 @@ impl World {
     }
 
     /// Written data stays until it is freed.
-    pub(crate) fn what_was_written_stays(&self) -> bool {
+    pub(crate) fn written_data_stays_mapped(&self) -> bool {
         self.written.iter().all(|(volume, device)| {
             let at = self.durable.map.get(volume);
             match &self.daemon {

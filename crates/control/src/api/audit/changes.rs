@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_only_read_is_no_change() {
+    fn read_only_requests_are_not_audited() {
         assert!(find(&Method::GET, "/v1/pool").is_none());
         assert!(find(&Method::DELETE, "/v1/tenants").is_none());
         assert!(find(&Method::DELETE, "/v1/tenants/").is_none());

@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_made_has_a_name() {
+    fn created_objects_are_named_in_the_audit_log() {
         let name = |made: Value| name_of(&made).unwrap_or_default();
         assert_eq!(name(json!({"tenant": "acme", "name": "db"})), "db");
         assert_eq!(name(json!({"tenant": "acme", "volume": "db"})), "acme/db");

@@ -74,7 +74,7 @@ const NO_BASE: Rate = Rate {
 };
 
 #[test]
-fn an_engine_is_told_of_budgets_before_exports_and_only_while_there_are_some() {
+fn an_engine_gets_existing_budgets_before_exports() {
     run(async {
         let place = Place::new();
         let mut life = Life::first(&place, Begin::default()).await;
@@ -143,7 +143,7 @@ fn an_engine_is_told_of_budgets_before_exports_and_only_while_there_are_some() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_what_would_fit() {
+fn an_impossible_budget_is_refused_with_one_that_fits() {
     run(async {
         let place = Place::new();
         let mut life = Life::first(&place, Begin::default()).await;
@@ -210,7 +210,7 @@ fn what_cannot_be_is_refused_with_what_would_fit() {
 }
 
 #[test]
-fn what_is_not_stated_follows_from_the_rest() {
+fn unstated_budget_values_follow_from_the_stated_ones() {
     run(async {
         let place = Place::new();
         let mut life = Life::first(&place, Begin::default()).await;
@@ -360,7 +360,7 @@ fn what_is_not_stated_follows_from_the_rest() {
 }
 
 #[test]
-fn budget_changes_only_what_is_named() {
+fn a_budget_patch_changes_only_named_fields() {
     run(async {
         let place = Place::new();
         let mut life = Life::first(&place, Begin::default()).await;
@@ -477,7 +477,7 @@ fn budget_changes_only_what_is_named() {
 }
 
 #[test]
-fn ten_thousand_changes_are_kept_and_told() {
+fn ten_thousand_changes_are_stored_and_published() {
     run(async {
         const CHANGES: u64 = 10_000;
         let place = Place::new();
@@ -517,7 +517,7 @@ fn ten_thousand_changes_are_kept_and_told() {
 }
 
 #[test]
-fn settings_and_costs_outlive_the_daemon_and_damage_is_told() {
+fn settings_and_costs_survive_restarts_and_damage_is_reported() {
     run(async {
         let place = Place::new();
         let mut life = Life::first(&place, Begin::default()).await;
@@ -600,7 +600,7 @@ fn settings_and_costs_outlive_the_daemon_and_damage_is_told() {
 }
 
 #[test]
-fn an_engine_is_told_how_queues_are_spread_whether_or_not_anybody_has_a_budget() {
+fn an_engine_gets_the_queue_spread_with_or_without_budgets() {
     run(async {
         let place = Place::new();
         let mut life = Life::first(&place, Begin::default()).await;
@@ -646,7 +646,7 @@ fn an_engine_is_told_how_queues_are_spread_whether_or_not_anybody_has_a_budget()
 }
 
 #[test]
-fn what_tenants_used_does_not_fall_when_their_engine_does() {
+fn tenant_usage_does_not_fall_when_the_engine_dies() {
     run(async {
         let place = Place::new();
         let mut life = Life::first(&place, Begin::default()).await;
@@ -713,7 +713,7 @@ fn what_tenants_used_does_not_fall_when_their_engine_does() {
 
 /// The record stays for a while after the tenant's last export is removed.
 #[test]
-fn what_a_tenant_used_is_counted_once_when_the_engine_lets_go_of_it() {
+fn tenant_usage_is_counted_once_after_its_record_is_freed() {
     run(async {
         let place = Place::new();
         let mut life = Life::first(&place, Begin::default()).await;

@@ -45,7 +45,7 @@ impl Life {
 }
 
 #[test]
-fn what_calibrate_measures_has_no_share_while_it_is_at_work() {
+fn a_calibrated_volume_has_no_share_during_calibration() {
     run(async {
         let place = Place::new();
         let mut life = Life::first(&place, Begin::default()).await;
@@ -111,7 +111,7 @@ fn its_name_is_a_calibrations() {
 }
 
 #[test]
-fn a_budget_that_could_not_be_written_at_first_is_told_once_it_is() {
+fn an_engine_gets_a_budget_only_after_it_is_written() {
     run(async {
         let place = Place::with_volatile_devices(1);
         let mut life = Life::first(&place, Begin::default()).await;
@@ -137,7 +137,7 @@ fn a_budget_that_could_not_be_written_at_first_is_told_once_it_is() {
 }
 
 #[test]
-fn queues_are_spread_unless_somebody_said_otherwise() {
+fn queues_are_spread_unless_configured_otherwise() {
     run(async {
         let place = Place::new();
         let mut life = Life::first(&place, Begin::default()).await;

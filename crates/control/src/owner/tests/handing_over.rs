@@ -154,7 +154,7 @@ fn is_listener(message: &ToEngine) -> bool {
 }
 
 #[test]
-fn a_successor_gets_everything_and_acts_when_told() {
+fn a_successor_gets_all_state_before_it_resumes() {
     run(async {
         let place = Place::new();
         let mut line = Line::begin(&place, 300).await;
@@ -242,7 +242,7 @@ fn a_successor_that_dies_too_early_leaves_everything_as_it_was() {
 }
 
 #[test]
-fn a_successor_that_was_told_to_act_leaves_its_own_records() {
+fn a_converted_successor_leaves_its_own_records() {
     run(async {
         let place = Place::new();
         let mut line = Line::begin(&place, 3).await;
@@ -268,7 +268,7 @@ fn a_successor_that_was_told_to_act_leaves_its_own_records() {
 }
 
 #[test]
-fn what_can_not_be_read_is_dropped_and_hosts_connect_again() {
+fn an_unreadable_estate_is_dropped_and_hosts_reconnect() {
     run(async {
         let place = Place::new();
         let mut line = Line::begin(&place, 1).await;
@@ -395,7 +395,7 @@ fn a_new_daemon_collects_what_the_engine_holds() {
 }
 
 #[test]
-fn an_export_that_kills_is_not_told_until_an_operator_says_so() {
+fn a_quarantined_export_stays_off_until_an_operator_clears_it() {
     run(async {
         let place = Place::new();
         let mut line = Line::begin(&place, 0).await;

@@ -203,7 +203,7 @@ fn a_hung_device_delays_only_its_own_commits() {
 }
 
 #[test]
-fn a_failed_device_takes_down_only_what_lives_on_it() {
+fn a_failed_device_affects_only_its_own_extents() {
     run(async {
         let place = Place::with_devices(2);
         let mut begin = impatient();

@@ -53,7 +53,7 @@ fn the_next_daemon_answers_as_the_one_before() {
 }
 
 #[test]
-fn after_another_boot_only_what_was_committed_is_there() {
+fn only_committed_extents_survive_a_reboot() {
     run(async {
         let place = Place::new();
         let mut life = Life::first(&place, Begin::default()).await;
@@ -171,7 +171,7 @@ fn a_new_daemon_goes_on_with_a_live_engine() {
 }
 
 #[test]
-fn what_the_catalog_does_not_know_is_taken_from_a_live_engine() {
+fn volumes_unknown_to_the_catalog_are_removed_from_the_engine() {
     run(async {
         let place = Place::new();
         let mut life = Life::first(&place, Begin::default()).await;
@@ -195,7 +195,7 @@ fn what_the_catalog_does_not_know_is_taken_from_a_live_engine() {
 }
 
 #[test]
-fn a_fresh_engine_is_told_what_a_flush_must_wait_for() {
+fn a_new_engine_gets_the_sequence_a_flush_must_wait_for() {
     run(async {
         let place = Place::new();
         let mut life = Life::first(&place, Begin::default()).await;
@@ -329,7 +329,7 @@ fn a_release_that_is_asked_again_is_done_once() {
 }
 
 #[test]
-fn laundering_waits_for_an_earlier_daemons_jobs() {
+fn zero_filling_waits_for_an_earlier_daemons_jobs() {
     run(async {
         let place = Place::new();
         let mut life = Life::first(&place, Begin::default()).await;

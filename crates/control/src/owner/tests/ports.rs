@@ -95,7 +95,7 @@ fn a_ports_state_is_durable_and_its_count_never_falls() {
 }
 
 #[test]
-fn an_engine_is_not_told_of_a_change_that_a_crash_could_take_back() {
+fn an_engine_gets_a_port_change_only_once_durable() {
     run(async {
         let place = Place::new();
         let mut life = Life::first(&place, Begin::default()).await;

@@ -93,7 +93,7 @@ fn slow_writes_get_what_they_ask_for() {
 }
 
 #[test]
-fn what_was_not_written_comes_back_when_the_volume_is_quiet() {
+fn unwritten_preallocated_extents_return_when_writes_stop() {
     run(async {
         let place = Place::new();
         let mut life = Life::first(&place, large()).await;
@@ -121,7 +121,7 @@ fn what_was_not_written_comes_back_when_the_volume_is_quiet() {
 }
 
 #[test]
-fn a_full_pool_is_full_of_what_was_written() {
+fn a_full_pool_holds_only_written_extents() {
     run(async {
         let place = Place::new();
         let mut life = Life::first(&place, Begin::default()).await;
@@ -164,7 +164,7 @@ fn another_daemon_takes_them_as_stored() {
 }
 
 #[test]
-fn a_reservation_finds_what_was_not_written() {
+fn a_space_reservation_reclaims_preallocated_extents() {
     run(async {
         let place = Place::new();
         let mut life = Life::first(&place, Begin::default()).await;
@@ -186,7 +186,7 @@ fn a_reservation_finds_what_was_not_written() {
 }
 
 #[test]
-fn a_daemon_that_ends_in_order_leaves_nothing_ahead() {
+fn a_clean_shutdown_leaves_no_preallocated_extents() {
     run(async {
         let place = Place::new();
         let mut life = Life::first(&place, large()).await;
@@ -219,7 +219,7 @@ fn a_daemon_that_ends_in_order_leaves_nothing_ahead() {
 }
 
 #[test]
-fn what_lies_ahead_leaves_the_table_last() {
+fn preallocated_extents_are_evicted_last() {
     run(async {
         let place = Place::new();
         let mut life = Life::first(&place, large()).await;

@@ -189,7 +189,7 @@ fn a_base_that_one_reactor_does_not_have_needs_two() {
 }
 
 #[test]
-fn who_comes_later_is_told_that_its_base_is_not_guaranteed() {
+fn a_later_export_is_warned_that_its_base_is_not_guaranteed() {
     run(async {
         let place = Place::new();
         let mut life = Life::of_two(&place).await;
@@ -396,7 +396,7 @@ fn older_promises_are_read() {
 }
 
 #[test]
-fn what_does_not_fit_for_a_while_is_guaranteed_again_before_others() {
+fn a_lost_guarantee_is_restored_before_newer_ones() {
     run(async {
         let place = Place::new();
         let mut life = Life::of_two(&place).await;
@@ -446,7 +446,7 @@ fn what_does_not_fit_for_a_while_is_guaranteed_again_before_others() {
 }
 
 #[test]
-fn what_is_left_is_told_to_the_engine_at_once() {
+fn freed_guarantees_are_published_to_the_engine_at_once() {
     run(async {
         let place = Place::new();
         let mut life = Life::of_two(&place).await;
@@ -547,7 +547,7 @@ fn the_reactors_that_there_are_count() {
 }
 
 #[test]
-fn what_is_guaranteed_and_can_not_be_written_is_warned_of_and_tried_again() {
+fn an_unwritten_guarantee_is_warned_of_and_retried() {
     run(async {
         let place = Place::new();
         let file = place.folder.path().join("promises.json");
@@ -582,7 +582,7 @@ fn what_is_guaranteed_and_can_not_be_written_is_warned_of_and_tried_again() {
 }
 
 #[test]
-fn a_tenant_is_told_whether_its_own_base_is_guaranteed() {
+fn a_tenant_sees_whether_its_own_base_is_guaranteed() {
     run(async {
         let place = Place::new();
         let mut life = Life::of_two(&place).await;
@@ -608,7 +608,7 @@ fn a_tenant_is_told_whether_its_own_base_is_guaranteed() {
 }
 
 #[test]
-fn what_was_measured_is_named_if_it_is_not_all() {
+fn partial_calibrations_list_the_measured_frontends() {
     run(async {
         let place = Place::new();
         let mut life = Life::of_two(&place).await;

@@ -121,7 +121,7 @@ fn the_background_commit_flushes_first() {
 }
 
 #[test]
-fn the_engine_is_told_of_everything_and_of_changes() {
+fn the_engine_gets_all_objects_and_their_changes() {
     run(async {
         let place = Place::new();
         let mut life = Life::first(&place, Begin::default()).await;
@@ -183,7 +183,7 @@ fn the_engine_is_told_of_everything_and_of_changes() {
 }
 
 #[test]
-fn what_a_refusing_engine_does_not_take_is_told() {
+fn an_export_refused_by_the_engine_is_reported() {
     run(async {
         let place = Place::new();
         let mut life = Life::first(&place, Begin::default()).await;
@@ -300,7 +300,7 @@ fn a_growth_is_shown_only_once_it_is_durable() {
 }
 
 #[test]
-fn why_a_volume_can_not_be_made_is_told_as_it_is() {
+fn volume_creation_errors_state_their_cause() {
     run(async {
         let place = Place::new();
         let mut life = Life::first(&place, Begin::default()).await;

@@ -164,7 +164,7 @@ fn nothing_is_answered_before_it_is_durable() {
 }
 
 #[test]
-fn what_is_not_to_persist_is_gone_with_the_machines_restart() {
+fn reservations_without_persistence_end_at_a_reboot() {
     run(async {
         let place = Place::new();
         let mut life = Life::first(&place, Begin::default()).await;
@@ -244,7 +244,7 @@ fn they_go_with_their_volume() {
 }
 
 #[test]
-fn people_see_who_has_reserved_and_who_took_it() {
+fn reservation_holders_and_preemption_are_shown() {
     run(async {
         let place = Place::new();
         let mut life = Life::first(&place, Begin::default()).await;

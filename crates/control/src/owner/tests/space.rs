@@ -118,7 +118,7 @@ fn freed_extents_are_zeroed_flushed_and_only_then_clean() {
 }
 
 #[test]
-fn laundering_that_fails_is_tried_again() {
+fn a_failed_zero_fill_is_retried() {
     run(async {
         let place = Place::new();
         let mut life = Life::first(&place, Begin::default()).await;
@@ -253,7 +253,7 @@ fn a_full_pool_says_so_and_goes_on_when_space_is_freed() {
 }
 
 #[test]
-fn a_full_grant_table_takes_back_what_is_durable() {
+fn a_full_grant_table_revokes_durable_extents() {
     run(async {
         let place = Place::new();
         let mut life = Life::first(
@@ -351,7 +351,7 @@ fn failures(life: &Life) -> usize {
 }
 
 #[test]
-fn a_round_of_laundering_is_bounded_by_bytes() {
+fn a_zero_fill_round_is_bounded_by_bytes() {
     run(async {
         let place = Place::new();
         let begin = Begin {
@@ -398,7 +398,7 @@ fn a_round_of_laundering_is_bounded_by_bytes() {
 }
 
 #[test]
-fn a_write_waits_while_space_is_being_laundered() {
+fn a_write_waits_for_zero_filling() {
     run(async {
         let place = Place::new();
         let mut begin = Begin {
@@ -443,7 +443,7 @@ fn a_write_waits_while_space_is_being_laundered() {
 }
 
 #[test]
-fn a_write_fails_when_what_is_dirty_does_not_become_clean() {
+fn a_write_fails_when_dirty_extents_are_not_zero_filled() {
     run(async {
         let place = Place::new();
         let mut begin = Begin {

@@ -252,7 +252,7 @@ fn a_device_that_could_not_be_flushed_is_covered_until_it_is() {
 }
 
 #[test]
-fn only_what_is_stale_of_an_entry_is_forgotten() {
+fn only_the_stale_part_of_a_grant_entry_is_removed() {
     run(async {
         let place = Place::new();
         let mut life = Life::first(&place, Begin::default()).await;
@@ -317,7 +317,7 @@ fn an_uncommitted_part_of_a_stale_entry_outlives_the_next_daemons_too() {
 }
 
 #[test]
-fn what_was_written_anew_is_not_taken_for_stale() {
+fn a_rewritten_extent_is_not_taken_for_stale() {
     run(async {
         let place = Place::new();
         let mut life = Life::first(&place, Begin::default()).await;
@@ -357,7 +357,7 @@ fn what_was_written_anew_is_not_taken_for_stale() {
 }
 
 #[test]
-fn what_can_not_be_flushed_keeps_nobody_from_taking_stale_grants_back() {
+fn a_failed_flush_does_not_block_revoking_stale_grants() {
     run(async {
         let place = Place::with_devices(2);
         let mut life = Life::first(&place, Begin::default()).await;

@@ -280,7 +280,7 @@ fn a_device_faster_than_its_cost_is_charged_less() {
 }
 
 #[test]
-fn who_is_over_budget_or_reads_much_at_once_makes_no_device_slow() {
+fn throttled_or_large_commands_make_no_device_look_slow() {
     // A long queue for a budget of 10 per window.
     let mut over = rig(Params::default(), &metered(10_000, 10_000), 1.0);
     over.settled(200, &[SMALL]);
@@ -320,7 +320,7 @@ fn both_known(params: Params, noisy: &Budget, truth: f64) -> Rig {
 }
 
 #[test]
-fn a_device_that_is_slow_or_hangs_costs_nobody_on_another_what_they_had() {
+fn a_slow_or_hung_device_slows_no_tenant_of_another_device() {
     // Costs are right, or too high and corrected.
     for truth in [1.0, 0.4] {
         let noisy = metered(30_000, 1_000_000);

@@ -91,7 +91,7 @@ fn compare(at: u64, len_bytes: u32) -> IoOp {
 }
 
 #[test]
-fn what_differs_in_one_byte_is_found_in_any_piece() {
+fn a_compare_finds_one_differing_byte_in_any_slice() {
     for kind in ["file", "ram"] {
         let mut b = bench_with(kind);
         b.grant(0, 5, Rights::ReadWrite, 2);
@@ -290,7 +290,7 @@ fn nothing_comes_before_the_answer() {
 
 /// A recovered pair that has passed only writes; another one compares again.
 #[test]
-fn a_carried_pair_keeps_its_place() {
+fn a_recovered_fused_pair_keeps_its_order() {
     let mut b = unfenced("file");
     b.grant(0, 5, Rights::ReadWrite, 2);
     let of = |slot| RecoveredSpan {
@@ -316,7 +316,7 @@ fn a_carried_pair_keeps_its_place() {
 
 /// Its scratch buffer is the last, and must not count against the command itself.
 #[test]
-fn the_scratch_of_one_that_compares_refuses_nobody() {
+fn the_scratch_buffer_of_a_compare_refuses_no_command() {
     let mut b = bench();
     b.grant(0, 5, Rights::ReadWrite, 2);
     assert_eq!(b.write(0, &[1; 4096]).0, Status::SUCCESS);
@@ -346,7 +346,7 @@ fn the_scratch_of_one_that_compares_refuses_nobody() {
 
 /// FUA of the compare flushes and commits before it reads.
 #[test]
-fn what_a_pair_finds_is_made_durable_first() {
+fn a_durable_compare_flushes_and_commits_before_it_reads() {
     let mut b = bench();
     b.volume.granted(5);
     b.grant(0, 5, Rights::ReadWrite, 2);

@@ -219,7 +219,7 @@ fn zero_copy_counters() {
 }
 
 #[test]
-fn what_a_device_cannot_take_is_copied_and_counted() {
+fn unaligned_buffers_are_copied_and_counted() {
     let (mut b, mut m) = (bench(), vm());
     for (extent, at) in [(0, 50), (1, 10)] {
         b.grant(extent, at, Rights::ReadWrite, 1);
@@ -374,7 +374,7 @@ fn a_command_that_parks_goes_on_where_it_was() {
 }
 
 #[test]
-fn what_is_compared_is_looked_at_once() {
+fn compared_memory_is_read_once() {
     let (mut b, mut m) = (bench(), vm());
     b.grant(0, 1, Rights::ReadWrite, 4);
     let data = numbers(3 * EXTENT);
@@ -521,7 +521,7 @@ fn a_command_without_memory_for_it_fails() {
 }
 
 #[test]
-fn a_host_s_reservation_holds_against_machines() {
+fn a_host_reservation_applies_to_vms() {
     let (mut b, mut m) = (bench(), vm());
     b.grant(0, 1, Rights::ReadWrite, 4);
     let page = [(0, 4096)];
@@ -570,7 +570,7 @@ fn a_host_s_reservation_holds_against_machines() {
 }
 
 #[test]
-fn a_machine_that_leaves_is_not_overtaken() {
+fn commands_of_a_departed_vm_are_not_overtaken() {
     let (mut b, mut m) = (bench(), vm());
     b.grant(0, 1, Rights::ReadWrite, 1);
     m.put(&[(0, 8192)], &[7; 8192]);
@@ -596,7 +596,7 @@ fn a_machine_that_leaves_is_not_overtaken() {
 }
 
 #[test]
-fn what_a_dead_engine_had_of_a_machine_waits_for_the_fence() {
+fn recovered_vm_commands_wait_for_the_fence() {
     let (mut b, mut m) = (unfenced("file"), vm());
     b.grant(0, 0, Rights::ReadWrite, 10);
     m.put(&[(0, 4096)], &[7; 4096]);
@@ -655,7 +655,7 @@ fn what_a_dead_engine_had_of_a_machine_waits_for_the_fence() {
 }
 
 #[test]
-fn a_command_is_carried_as_what_it_was() {
+fn a_recovered_command_keeps_its_kind() {
     let (mut b, mut m) = (unfenced("file"), vm());
     b.grant(0, 0, Rights::ReadWrite, 10);
     let mut range = [0; 16];

@@ -494,7 +494,7 @@ fn an_unanswered_fault_ends_with_command_interrupted() {
 }
 
 #[test]
-fn the_internal_lane_launders() {
+fn the_internal_lane_zero_fills() {
     let mut b = bench();
     b.grant(0, 1, Rights::ReadWrite, 4);
     assert_eq!(b.write(0, &vec![9; 4 * EXTENT as usize]).0, Status::SUCCESS);

@@ -130,7 +130,7 @@ impl Run {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
     #[test]
-    fn nothing_overlaps_what_may_still_land(
+    fn nothing_overlaps_writes_that_may_still_land(
         recovered in proptest::collection::vec((range(), 0..3u8), 0..6),
         steps in proptest::collection::vec(step(), 0..60),
     ) {

@@ -121,7 +121,7 @@ fn a_read_and_a_write_of_one_extent_have_answers_of_their_own() {
 }
 
 #[test]
-fn those_whose_time_is_over_end_and_the_others_stay() {
+fn expired_waits_end_and_others_stay() {
     let mut b = bench();
     let start_ns = b.core.now_ns();
     for extent in 0..50 {
@@ -153,7 +153,7 @@ fn those_whose_time_is_over_end_and_the_others_stay() {
 
 /// The volume may have another writer when the answer comes.
 #[test]
-fn what_waits_when_the_export_is_removed_is_never_carried_out() {
+fn waiting_commands_of_a_removed_export_never_execute() {
     let mut b = bench();
     b.grant(0, 1, Rights::ReadWrite, 1);
     let write = |extent: u64, len_bytes: u32| IoOp::Write {

@@ -12,7 +12,7 @@ fn preallocated(b: &mut Bench, extent: u64, at: u64, count: u64) {
 }
 
 #[test]
-fn the_first_write_claims_and_asks_nobody() {
+fn the_first_write_claims_a_preallocated_extent_without_upcall() {
     for kind in ["file", "ram"] {
         let mut b = bench_with(kind);
         preallocated(&mut b, 0, 20, 8);
@@ -55,7 +55,7 @@ fn a_write_over_places_side_by_side_is_one_slice() {
 }
 
 #[test]
-fn a_parked_write_goes_on_when_its_place_comes_ahead() {
+fn a_parked_write_resumes_when_its_extent_is_preallocated() {
     let mut b = bench();
     let write = |extent| IoOp::Write {
         offset_bytes: extent * EXTENT,
@@ -77,7 +77,7 @@ fn a_parked_write_goes_on_when_its_place_comes_ahead() {
 }
 
 #[test]
-fn a_place_ahead_is_a_hole_to_be_zeroed_or_deallocated() {
+fn zeroing_treats_a_preallocated_extent_as_a_hole() {
     let mut b = bench();
     preallocated(&mut b, 0, 20, 8);
     for deallocate in [false, true] {

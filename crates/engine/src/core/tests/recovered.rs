@@ -62,7 +62,7 @@ impl Bench {
 }
 
 #[test]
-fn carried_commands_wait_for_the_fence_and_keep_their_order() {
+fn recovered_commands_wait_for_the_fence_in_order() {
     let mut b = taken_over();
     let older = span(4..5, 0, Some(0));
     let younger = span(3..5, 0, Some(1));
@@ -140,7 +140,7 @@ fn the_fence_of_one_device_holds_no_other() {
 }
 
 #[test]
-fn what_nobody_executes_again_ends_with_the_fence() {
+fn orphan_spans_end_with_the_fence() {
     let mut b = taken_over();
     b.core.recovered.recover(&[span(7..8, 0, Some(99))]);
     assert_eq!(b.core.record().orphans.load(Relaxed), 0);
@@ -170,7 +170,7 @@ fn what_nobody_executes_again_ends_with_the_fence() {
 }
 
 #[test]
-fn whoever_waits_for_what_is_carried_does_so_for_a_limited_time() {
+fn waits_for_recovered_commands_are_limited() {
     let mut b = taken_over();
     b.core.recovered.recover(&[span(0..1, 0, Some(0))]);
     let recovered = b.start_write(0, 1);
@@ -212,7 +212,7 @@ fn a_flush_waits_for_nothing_that_was_not_acknowledged() {
 }
 
 #[test]
-fn a_deallocation_is_carried_range_by_range() {
+fn a_deallocation_is_recovered_range_by_range() {
     let mut b = taken_over();
     for block in 0..4 {
         assert_eq!(
@@ -266,7 +266,7 @@ fn jobs_begin_after_the_fence() {
 }
 
 #[test]
-fn carried_commands_of_a_connection_that_ends_leave_their_spans() {
+fn recovered_commands_of_a_closed_connection_keep_their_spans() {
     let mut b = taken_over();
     let mut begun_then_closed = span(2..3, 0, Some(1));
     begun_then_closed.command = Some(CommandRef::new(5, 0));
@@ -302,7 +302,7 @@ fn carried_commands_of_a_connection_that_ends_leave_their_spans() {
 }
 
 #[test]
-fn a_carried_command_whose_export_is_gone_holds_nobody() {
+fn a_recovered_command_of_a_removed_export_blocks_no_other() {
     let mut b = taken_over();
     b.core.recovered.recover(&[RecoveredSpan {
         devices: FenceSet::None,
@@ -450,7 +450,7 @@ fn another_export_of_the_volume_waits_too() {
 }
 
 #[test]
-fn what_may_be_anywhere_waits_for_devices_that_are_yet_to_be_opened() {
+fn spans_on_any_device_wait_for_devices_not_yet_opened() {
     for comes in [true, false] {
         let mut b = taken_over();
         b.core.recovered.expect(DeviceIndex(1), true);

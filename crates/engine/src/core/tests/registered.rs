@@ -68,7 +68,7 @@ fn registered_memory_is_read_and_written_as_any_other() {
 }
 
 #[test]
-fn memory_that_is_gone_though_registered_harms_nobody() {
+fn truncated_registered_memory_is_harmless() {
     let (mut b, mut m) = (bench(), vm());
     b.grant(0, 1, Rights::ReadWrite, 4);
     assert!(m.memory.write(0, &vec![7; MEMORY as usize]));
@@ -91,7 +91,7 @@ fn memory_that_is_gone_though_registered_harms_nobody() {
 }
 
 #[test]
-fn what_nobody_has_touched_is_not_held() {
+fn untouched_memory_is_not_pinned() {
     let m = vm();
     let mapping = m.memory.regions()[0].mapping().unwrap().clone();
     let all = 0..mapping.whole_bytes();

@@ -136,7 +136,7 @@ fn deallocate_of_holes_is_free() {
 
 /// The owner decides: it may have begun.
 #[test]
-fn a_release_that_waits_too_long_is_given_up_only_when_told() {
+fn a_late_release_is_abandoned_only_by_the_owner() {
     let mut b = bench();
     b.grant(0, 1, Rights::ReadWrite, 4);
     let per = (EXTENT / 4096) as u32;

@@ -360,7 +360,7 @@ mod tests {
     /// In-capsule data: a tenant gets no more than it leaves, except for commands that wait for
     /// data behind it.
     #[test]
-    fn what_comes_in_capsules_leaves_as_much_to_others() {
+    fn in_capsule_data_leaves_buffers_to_other_tenants() {
         let mut rig = rig();
         let fill = |rig: &mut Rig, charge: &mut ConnectionCharge| {
             let mut sum = 0;
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_taken_is_what_comes_back() {
+    fn replacing_a_buffer_by_zeros_keeps_its_charge() {
         let mut rig = rig();
         let mut charge = rig.lane(1, Some(7));
         let own = rig.staging.allocate(512).unwrap();
@@ -407,7 +407,7 @@ mod tests {
 
     /// A tenant with one lane has no sum; it appears with the second lane.
     #[test]
-    fn what_a_lane_held_alone_counts_with_its_tenants_others() {
+    fn the_bytes_of_a_lone_lane_join_the_sum_of_its_tenant() {
         let mut rig = rig();
         let mut first = rig.lane(1, Some(7));
         let charge = rig.fill(&mut first);

@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slot_is_had_again_by_its_command() {
+    fn a_recovered_command_claims_its_old_slot() {
         let mut s = Slots::new(5);
         assert_eq!(s.claim_at(3, 70, 9), Ok(()));
         assert_eq!(s.claim_at(3, 71, 9), Err(NoSlot::Conflict));

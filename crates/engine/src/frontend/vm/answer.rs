@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sent_is_noted() {
+    fn sent_bytes_are_recorded() {
         let note = Note::default();
         let (ours, theirs) = pair();
         assert_eq!(send(&ours, b"four", None, &note), Ok(4));

@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_closes_does_not_wait() {
+    fn a_close_does_not_wait() {
         let closer = Closer::start().unwrap();
         let (go, waits) = mpsc::channel();
         let (over, ended) = mpsc::channel();
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn what_hangs_keeps_nobody() {
+    fn a_hung_close_delays_no_other_close() {
         let closer = Closer::start().unwrap();
         let mut going = Vec::new();
         let (over, ended) = mpsc::channel();

@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_is_told_from_all_others() {
+    fn each_descriptor_kind_is_recognized() {
         let folder = tempfile::tempdir_in("/dev/shm").unwrap();
         // A file with an eventfd's name is no eventfd.
         let path = folder.path().join("anon_inode:[eventfd]");

@@ -58,7 +58,7 @@ mod tests {
     use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
     #[test]
-    fn the_kernel_counts_what_is_consumed() {
+    fn the_peek_offset_counts_consumed_bytes() {
         let (ours, theirs) = rustix::net::socketpair(
             AddressFamily::UNIX,
             SocketType::STREAM,

@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_never_all_there_is_not_looked_at_for_ever() {
+    fn sparse_memory_is_polled_a_limited_number_of_times() {
         let job = || RegisterJob {
             who: (0, 0),
             mapping: Weak::new(),
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn gaps_are_what_is_not_covered() {
+    fn gaps_are_the_uncovered_ranges() {
         assert_eq!(gaps(&[], 0..9), [0..9]);
         assert_eq!(gaps(&[0..2, 4..5, 5..6, 8..20], 0..9), [2..4, 6..8]);
         assert_eq!(gaps(&[0..2, 12..14], 3..9), [3..9]);

@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn neither_a_full_eventfd_nor_what_is_none_keeps_it() {
+    fn a_full_eventfd_or_another_descriptor_blocks_no_signal() {
         let mut signals = Signals::new().unwrap();
         // A blocking one: a write would wait for ever.
         let full = eventfd(0, EventfdFlags::empty()).unwrap();

@@ -35,7 +35,7 @@ fn read(delays: &mut Delays, begun: u64, turns: &[u64], busy: bool, good: bool) 
 }
 
 #[test]
-fn what_an_operation_waited_is_what_nothing_else_explains() {
+fn waiting_time_excludes_service_and_reactor_time() {
     let mut delays = Delays::new();
     let waited = |delays: &mut Delays| delays.timed[0].waited_ns.take().map(|ns| ns / US);
     // A single operation shows the service time.
@@ -63,7 +63,7 @@ fn what_an_operation_waited_is_what_nothing_else_explains() {
 }
 
 #[test]
-fn what_others_carry_out_counts_as_begun_and_is_not_timed() {
+fn offloaded_operations_count_as_begun_and_are_not_timed() {
     let mut delays = Delays::new();
     delays.turn(1000);
     assert_eq!(delays.begun(0, &op(), true), 0);
@@ -151,7 +151,7 @@ fn a_slow_device_makes_costs_dear_only_where_no_other_is_in_use() {
 }
 
 #[test]
-fn what_is_under_way_at_a_slow_device_holds_nobody_elses_correction() {
+fn io_in_flight_at_a_slow_device_holds_no_other_correction() {
     let mut desk = Desk::new();
     let both = [SLOW, (1, 300)];
     assert_eq!(desk.windows(100, &both), 4.0);
@@ -178,7 +178,7 @@ fn what_is_under_way_at_a_slow_device_holds_nobody_elses_correction() {
 
 /// Its capacity is unknown, but no operation waits for it.
 #[test]
-fn what_ends_at_once_holds_nobody_back() {
+fn a_device_that_completes_at_once_throttles_no_lane() {
     let rate = |iops| Rate {
         iops,
         bytes: iops * 4096,

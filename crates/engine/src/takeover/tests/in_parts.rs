@@ -110,7 +110,7 @@ fn a_part_counts_in_whole_pdus() {
 }
 
 #[test]
-fn what_no_r2t_asked_for_is_damage() {
+fn data_without_an_r2t_is_damage() {
     let full = (PART / 4) as u16;
     let rest = ((LEN - 2 * PART) / 4) as u16;
     let (all, end) = asked([full, full, rest, 0]);

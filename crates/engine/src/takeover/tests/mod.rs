@@ -340,7 +340,7 @@ fn sockets_without_records_are_newcomers_or_end() {
 }
 
 #[test]
-fn what_ends_leaves_its_writes_behind() {
+fn an_ended_connection_leaves_orphan_writes() {
     let dead = Dead::new();
     dead.association(2, 10, 1);
     let end = CONNECTED + 72;

@@ -67,7 +67,7 @@ fn a_command_that_makes_no_sense_now_leaves_its_volume() {
 }
 
 #[test]
-fn a_write_whose_data_is_yet_to_be_asked_for_holds_nobody_back() {
+fn a_write_still_without_an_r2t_blocks_no_other_command() {
     let (dead, sockets) = with_a_write();
     let command = &dead.region.commands(11)[2];
     command.state.store(CommandState::taken(2).0, Relaxed);
@@ -134,7 +134,7 @@ fn a_slot_that_is_being_taken_is_not_yet_anybodys() {
 }
 
 #[test]
-fn what_a_queue_agreed_on_is_looked_at_before_it_goes_on() {
+fn queue_parameters_are_validated_before_recovery() {
     let dead = Dead::new();
     dead.association(2, 10, 1);
     let record = &dead.region.queues()[11];

@@ -14,7 +14,7 @@ fn limit(iops: u64) -> Limit {
 }
 
 #[test]
-fn who_is_noisy_and_who_is_hurt_is_told() {
+fn noisy_and_hurt_tenants_are_shown() {
     let (mut before, mut now) = samples();
     let tenant = |name: &str, iops: u64| TenantStats {
         tenant: name.to_owned(),
@@ -114,7 +114,7 @@ fn who_is_noisy_and_who_is_hurt_is_told() {
 
 /// Base and limit are 1000 IOPS; pulses of 64 come ten times a second.
 #[test]
-fn who_pulses_is_not_hurt_whenever_it_is_looked_at() {
+fn a_tenant_with_pulsed_load_is_not_shown_as_hurt() {
     let rate = |iops| Rate {
         iops,
         bytes_s: 1 << 30,
@@ -183,7 +183,7 @@ fn who_pulses_is_not_hurt_whenever_it_is_looked_at() {
 }
 
 #[test]
-fn whose_commands_wait_comes_first_and_is_told_by_volume() {
+fn throttled_tenants_come_first_and_list_their_volumes() {
     let (before, mut now) = samples();
     now.tenants = vec![TenantStats {
         tenant: "zoo".to_owned(),

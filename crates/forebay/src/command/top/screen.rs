@@ -249,7 +249,7 @@ q ends";
     }
 
     #[test]
-    fn costs_that_are_off_are_told() {
+    fn corrected_costs_are_shown() {
         let mut view = view();
         let correction = |resource: &str, times| Correction {
             resource: resource.to_owned(),
@@ -275,7 +275,7 @@ q ends";
     }
 
     #[test]
-    fn what_does_not_fit_is_counted() {
+    fn rows_that_do_not_fit_are_counted() {
         let size = Size { lines: 8, ..SMALL };
         let text = text(&view(), size, "q ends");
         let lines: Vec<_> = text.lines().collect();

@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_never_sent_is_noticed() {
+    fn completions_of_unsent_requests_are_detected() {
         let mut layout = Allotment::default();
         let shape = Shape {
             depth: 4,

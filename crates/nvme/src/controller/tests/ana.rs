@@ -46,7 +46,7 @@ fn the_page_has_one_group_of_all_namespaces() {
 }
 
 #[test]
-fn a_change_is_told_once_until_the_page_is_read() {
+fn an_ana_change_is_reported_once_until_the_log_page_is_read() {
     let mut bench = listening();
     let page = get_log(ASYMMETRIC_NAMESPACE_ACCESS, 0, 64);
     bench.controller.ana_is(AnaState::Optimized);
@@ -76,7 +76,7 @@ fn a_successor_tells_what_its_predecessor_did_not() {
 }
 
 #[test]
-fn only_who_asked_is_told() {
+fn ana_changes_are_reported_only_to_subscribed_hosts() {
     let mut bench = Bench::ready();
     bench.run(event_request(1));
     bench.controller.ana_is(AnaState::Optimized);

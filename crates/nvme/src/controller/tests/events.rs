@@ -31,7 +31,7 @@ fn changed_list(offset: u64, bytes: u32) -> Sqe {
 }
 
 #[test]
-fn growth_is_told_once_until_the_list_is_read() {
+fn growth_is_reported_once_until_the_list_is_read() {
     let mut bench = enabled();
     park(&mut bench, 10..12);
     assert_eq!(event(&mut bench), None);

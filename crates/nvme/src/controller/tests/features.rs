@@ -57,7 +57,7 @@ fn a_discovery_controller_has_few() {
 }
 
 #[test]
-fn what_is_set_is_read_back() {
+fn feature_settings_are_read_back() {
     let mut bench = Bench::ready();
     for (fid, cdw11, get11, value) in [
         (ARBITRATION, 0x0102_0304, 0, 0x0102_0304),
@@ -78,7 +78,7 @@ fn what_is_set_is_read_back() {
 }
 
 #[test]
-fn what_can_not_be_set() {
+fn invalid_feature_settings_are_refused() {
     let mut bench = Bench::ready();
     for (fid, cdw11, status) in [
         (VOLATILE_WRITE_CACHE, 0, Status::FEATURE_NOT_CHANGEABLE),

@@ -8,7 +8,7 @@ fn dword(page: &[u8], index: usize) -> u32 {
 }
 
 #[test]
-fn what_is_listed_as_supported_is_what_works() {
+fn the_supported_lists_match_the_implementation() {
     for mut bench in [Bench::ready(), Bench::discovery()] {
         let logs = bench.data(get_log(SUPPORTED_LOG_PAGES, 0, 1024));
         for lid in 0..=255u8 {

@@ -54,7 +54,7 @@ fn the_log_is_read_one_by_one() {
 }
 
 #[test]
-fn what_is_too_much_shows_as_a_gap() {
+fn dropped_notifications_leave_a_gap_in_the_count() {
     let mut bench = Bench::ready();
     let mut state = Reservations::default();
     preempt_me(&mut state, 9);
@@ -93,7 +93,7 @@ fn masks_and_other_hosts_keep_it_out() {
 }
 
 #[test]
-fn persistence_is_for_somebody_else_to_set() {
+fn setting_persistence_becomes_a_reservation_action() {
     let mut bench = Bench::ready();
     let set = set_feature(RESERVATION_PERSISTENCE, 1).with_nsid(1);
     let action = crate::reservation::action_of_persistence(true);
@@ -114,7 +114,7 @@ fn persistence_is_for_somebody_else_to_set() {
 }
 
 #[test]
-fn a_new_warning_is_told_to_who_wants_it() {
+fn a_new_warning_is_reported_to_hosts_that_enabled_it() {
     let mut bench = Bench::ready();
     bench.run(event_request(1));
     bench.run(event_request(2));

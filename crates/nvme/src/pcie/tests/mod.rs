@@ -518,7 +518,7 @@ fn a_damaged_state_is_refused_and_never_panics() {
 }
 
 #[test]
-fn a_message_table_keeps_what_it_is_told() {
+fn the_msix_table_keeps_written_values() {
     let mut function = Function::new(config());
     let mut entry = [0; 16];
     function.read_msix(64 * 16, &[0; 2], &mut entry);

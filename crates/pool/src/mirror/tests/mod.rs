@@ -179,7 +179,7 @@ fn the_same_block_bad_on_both_is_damage_and_only_that_block() {
 
 /// A crash between a block's write and its checksum's leaves such a block, which no catalog reads.
 #[test]
-fn a_block_that_nobody_uses_is_not_called_lost() {
+fn an_unused_bad_block_is_not_reported_lost() {
     let (stores, mirror) = filled();
     drop(mirror);
     for store in &stores {

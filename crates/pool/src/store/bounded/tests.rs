@@ -115,7 +115,7 @@ fn everything_is_done_in_the_order_in_which_it_was_asked_for() {
 }
 
 #[test]
-fn a_write_that_fails_is_told_of_up_to_the_sync_that_says_so() {
+fn a_write_failure_persists_until_a_sync_reports_it() {
     let (gate, store) = bounded();
     *gate.fails.lock().unwrap() = true;
     put(&store, 1, 7).unwrap();
@@ -170,7 +170,7 @@ fn a_device_that_hangs_fails_everything_until_its_operation_has_ended() {
 }
 
 #[test]
-fn several_may_wait_and_each_is_told() {
+fn each_of_several_waiters_gets_the_error() {
     let (gate, store) = bounded();
     gate.hang(true);
     store.set_limit(SHORT);

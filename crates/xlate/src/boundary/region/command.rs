@@ -335,7 +335,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_state_keeps_what_it_was_told_and_notices_a_bit() {
+    fn a_command_state_keeps_its_fields_and_detects_bit_flips() {
         let s = CommandState::taken(u64::MAX - 5);
         assert!(!s.submitted_ever() && s.device().is_none());
         let one = s.with_device(0).with_device(0);
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_is_read_as_it_was_written() {
+    fn r2t_records_decode_as_they_were_encoded() {
         let parts = Asked::Parts([0x8000, 0, 1, 0x7fff]);
         let stage = Some(CommandStage::AskedInParts);
         assert_eq!(Asked::of_word(parts.word(), stage), parts);
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_record_gets_none() {
+    fn a_free_record_ignores_submissions() {
         let region = super::super::Region::anonymous(1).unwrap();
         let record = &region.commands(0)[0];
         record.submit_to(3);

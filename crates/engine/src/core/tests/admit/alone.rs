@@ -5,7 +5,7 @@ use super::*;
 /// A lane alone for a while begins more per turn, until another lane asks. So a lane that asks
 /// every few windows still finds short turns.
 #[test]
-fn who_is_alone_has_more_of_a_turn() {
+fn a_lane_that_is_alone_gets_a_longer_quantum() {
     let alone_windows = crate::qos::ALONE_WINDOWS as usize;
     let mut rig = rig(&Budget::unstated(), &Budget::unstated());
     let mut begun = |others: bool| {

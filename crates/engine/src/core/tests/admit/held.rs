@@ -72,7 +72,7 @@ fn over_budget_many_lanes_leave_room_to_others() {
 }
 
 #[test]
-fn what_begins_owing_is_paid_later() {
+fn commands_begun_in_debt_are_paid_for_later() {
     let mut rig = rig(&fixed(2), &fixed(100));
     let all: Vec<u16> = (0..12).map(|_| rig.read(3)).collect();
     assert_eq!(rig.ended_well(), all[..2]);

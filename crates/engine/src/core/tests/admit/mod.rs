@@ -276,7 +276,7 @@ fn within_its_base_a_lane_waits_for_no_neighbour() {
 
 /// A lane that waits for a turn is not over budget, however many commands follow.
 #[test]
-fn what_comes_behind_a_lane_in_line_goes_on_in_its_turns() {
+fn commands_behind_a_queued_lane_are_not_over_budget() {
     let mut rig = rig(&Budget::unstated(), &fixed(50));
     let region = rig.b.core.region.clone();
     rig.b.core.set_lane(mapped_lane(5, VolumeId(25), &region));
@@ -320,7 +320,7 @@ fn what_comes_behind_a_lane_in_line_goes_on_in_its_turns() {
 }
 
 #[test]
-fn what_is_throttled_ends_with_its_owner_its_connection_or_its_lane() {
+fn throttled_commands_end_with_an_abort_connection_or_lane() {
     let mut rig = rig(&fixed(1), &fixed(1));
     let aborted = Status::COMMAND_ABORT_REQUESTED;
     let noisy: Vec<u16> = (0..9).map(|_| rig.read(3)).collect();
@@ -362,7 +362,7 @@ fn what_is_throttled_ends_with_its_owner_its_connection_or_its_lane() {
 }
 
 #[test]
-fn who_begins_as_scheduling_ends_is_to_blame_for_itself() {
+fn commands_begun_as_scheduling_ends_are_blamed_themselves() {
     let mut rig = rig_on("file", &fixed(1), &fixed(100));
     let all: Vec<u16> = (0..3).map(|_| rig.read(3)).collect();
     assert_eq!(rig.ended_well(), all[..1]);
@@ -379,7 +379,7 @@ fn who_begins_as_scheduling_ends_is_to_blame_for_itself() {
 }
 
 #[test]
-fn what_a_dead_engine_had_begun_is_not_charged() {
+fn recovered_commands_are_not_charged_again() {
     let mut rig = rig(&fixed(1), &fixed(1));
     let first = rig.read(3);
     rig.read(3);

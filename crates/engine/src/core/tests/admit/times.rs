@@ -13,7 +13,7 @@ fn counted(rig: &Rig, lane: u32) -> (u64, u64) {
 }
 
 #[test]
-fn what_comes_behind_a_refused_command_is_over_budget_too() {
+fn commands_behind_a_throttled_command_are_throttled_too() {
     let mut rig = rig(&fixed(2), &fixed(100));
     for _ in 0..3 {
         rig.read(3);
@@ -73,7 +73,7 @@ fn of_a_command_that_waits_for_its_budget_and_then_for_its_turn_only_the_former_
 
 /// A frontend reports when a command began to wait.
 #[test]
-fn what_waited_in_its_frontend_and_begins_at_once_is_counted() {
+fn time_throttled_in_the_frontend_is_counted() {
     let mut rig = rig(&fixed(2), &fixed(100));
     for _ in 0..3 {
         rig.read(3);

@@ -143,7 +143,7 @@ fn all_wake_at_once() {
 
 /// A waking reactor offers one window's refill; a late one makes up for the rest.
 #[test]
-fn who_wakes_a_reactor_finds_one_window() {
+fn a_waking_reactor_offers_one_window() {
     for (late, begins) in [(false, 4), (true, 20)] {
         let mut rig = rig(&fixed(4), &Budget::unstated());
         rig.read(3);

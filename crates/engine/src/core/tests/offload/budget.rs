@@ -172,7 +172,7 @@ fn a_queue_within_a_budget_gets_what_two_reactors_can_do() {
 
 /// A reactor with its own work gives no processor time away.
 #[test]
-fn who_is_at_work_elsewhere_feels_no_burst() {
+fn a_busy_reactor_is_not_slowed_by_a_remote_burst() {
     for device_ns in [1_500, 5_000, 20_000] {
         let alone = run(Spread::OneToOne, device_ns, OFTEN_NS);
         let beside = run(Spread::OneToN, device_ns, OFTEN_NS);

@@ -193,7 +193,7 @@ fn one_command_at_a_time_stays_at_home_and_many_are_shared() {
 
 /// By default, reactors help those that need it, unless they have own work.
 #[test]
-fn who_has_work_of_its_own_is_given_none() {
+fn a_busy_reactor_gets_no_offloaded_work() {
     let mut t = linked("file");
     let region = t.b.core.region.clone();
     t.other.set_lane(quiet_lane(&region));
@@ -247,7 +247,7 @@ fn who_has_work_of_its_own_is_given_none() {
 
 /// A reactor reports itself idle before it sleeps.
 #[test]
-fn who_sleeps_helps() {
+fn a_sleeping_reactor_helps() {
     let mut t = two("ram", Spread::OneToN);
     let region = t.b.core.region.clone();
     t.other.set_lane(quiet_lane(&region));
@@ -270,7 +270,7 @@ fn who_sleeps_helps() {
 
 /// A queue limited by its device gets no help.
 #[test]
-fn who_has_time_left_is_not_helped() {
+fn a_reactor_with_idle_time_gets_no_help() {
     let mut t = two("file", Spread::OneToN);
     let mut now_ns = t.b.core.now_ns();
     // Turns of which `idle` in eight find no work.
@@ -301,7 +301,7 @@ fn who_has_time_left_is_not_helped() {
 }
 
 #[test]
-fn who_has_not_the_device_gives_it_back() {
+fn a_helper_without_the_device_returns_the_operation() {
     let mut t = two("file", Spread::OneToN);
     t.other.devices.served[0] = None;
     t.writes(40);
@@ -317,7 +317,7 @@ fn who_has_not_the_device_gives_it_back() {
 }
 
 #[test]
-fn what_fails_elsewhere_fails_and_is_counted() {
+fn offloaded_failures_are_returned_and_counted() {
     let mut t = two("file", Spread::OneToN);
     t.writes(40);
     let offload = t.offload();
@@ -337,7 +337,7 @@ fn what_fails_elsewhere_fails_and_is_counted() {
 
 /// The device is in a command's record before another reactor can submit it.
 #[test]
-fn a_successor_reckons_with_what_is_away() {
+fn command_records_cover_offloaded_operations() {
     let mut t = two("file", Spread::OneToN);
     t.turn_other();
     t.b.gate.hold();
@@ -371,7 +371,7 @@ fn a_successor_reckons_with_what_is_away() {
 }
 
 #[test]
-fn revokes_drain_when_what_is_away_is_back() {
+fn revokes_drain_after_offloaded_operations_end() {
     for kind in ["file", "ram"] {
         let mut t = two(kind, Spread::OneToN);
         t.b.gate.hold();
@@ -413,7 +413,7 @@ fn revokes_drain_when_what_is_away_is_back() {
 }
 
 #[test]
-fn an_export_goes_when_what_is_away_is_back() {
+fn an_export_is_removed_after_its_offloaded_operations_end() {
     let mut t = two("file", Spread::OneToN);
     t.writes(40);
     let offload = t.offload();
@@ -433,7 +433,7 @@ fn an_export_goes_when_what_is_away_is_back() {
 }
 
 #[test]
-fn nobody_leaves_whom_others_may_need() {
+fn a_reactor_leaves_only_without_offloaded_work() {
     let mut t = two("file", Spread::OneToN);
     assert!(bench().core.offload.may_leave(), "alone, any time");
     t.other.set_spread(Spread::OneToOne);
@@ -472,7 +472,7 @@ fn with_budgets_a_turn_does_only_so_much_for_others() {
 
 /// Without known costs, bytes limit a turn.
 #[test]
-fn without_budgets_a_turn_does_only_so_many_bytes_for_others() {
+fn bytes_limit_offloaded_work_per_turn_without_budgets() {
     let mut t = linked("file");
     t.turn_other();
     let blocks = 16;
@@ -490,7 +490,7 @@ fn without_budgets_a_turn_does_only_so_many_bytes_for_others() {
 
 /// A lane on a hung device leaves room to others, on the helper too.
 #[test]
-fn what_hangs_elsewhere_takes_no_more_than_it_leaves() {
+fn hung_offloads_take_at_most_half_the_room() {
     let mut t = two("file", Spread::OneToN);
     t.b.gate.hold();
     t.turn_other();

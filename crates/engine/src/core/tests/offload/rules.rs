@@ -390,7 +390,7 @@ impl Run {
 
 /// While the other reactor sometimes has own work and returns operations.
 #[test]
-fn order_rules_are_kept_by_what_comes_back() {
+fn returning_operations_keep_the_order_rules() {
     for (kind, seed) in [("file", 21), ("ram", 22)] {
         let mut run = Run::new(kind, Spread::OneToN, seed);
         let region = run.t.b.core.region.clone();

@@ -49,7 +49,7 @@ fn faults(rig: &mut rig::Rig) -> usize {
 }
 
 #[test]
-fn what_waits_for_the_owner_is_aborted() {
+fn commands_that_wait_for_the_owner_are_aborted() {
     let mut rig = rig();
     let (mut admin, cntlid) = rig.admin();
     let mut host = rig.io(cntlid, 1, 32);
@@ -75,7 +75,7 @@ fn what_waits_for_the_owner_is_aborted() {
 }
 
 #[test]
-fn what_waits_for_memory_is_aborted_and_what_a_device_has_is_not() {
+fn an_abort_ends_commands_without_a_buffer_not_at_a_device() {
     let mut rig = rig();
     rig.map_all();
     let (mut admin, cntlid) = rig.admin();
@@ -112,7 +112,7 @@ fn what_waits_for_memory_is_aborted_and_what_a_device_has_is_not() {
 
 /// A dead engine had begun it, so others wait for it.
 #[test]
-fn a_carried_command_that_is_aborted_holds_nobody_back() {
+fn an_aborted_recovered_command_blocks_no_other_command() {
     let mut rig = rig();
     rig.map_all();
     let (mut admin, cntlid) = rig.admin();

@@ -36,7 +36,7 @@ fn send_data(host: &Host, r2t: &R2t) {
 }
 
 #[test]
-fn what_is_over_budget_waits_is_aborted_and_goes_with_its_connection() {
+fn throttled_commands_end_by_abort_or_with_their_connection() {
     let mut rig = rig();
     rig.map_all();
     let (mut admin, cntlid) = rig.admin();
@@ -78,7 +78,7 @@ fn what_is_over_budget_waits_is_aborted_and_goes_with_its_connection() {
 /// Refused commands count against the quantum, too, so that they delay no one, on any number of
 /// connections.
 #[test]
-fn what_is_refused_takes_its_part_of_a_turn() {
+fn refused_commands_count_against_the_quantum() {
     let mut rig = rig();
     rig.map_all();
     let (_admin, cntlid) = rig.admin();
@@ -165,7 +165,7 @@ fn deep_queues_over_budget_wait_in_their_connections() {
 
 /// All throttled time of deep queues counts as throttled time only.
 #[test]
-fn what_waits_in_a_connection_for_its_budget_is_counted_as_over_budget() {
+fn throttled_time_in_a_connection_is_counted() {
     let mut rig = rig();
     rig.map_all();
     let (_admin, cntlid) = rig.admin();
@@ -300,7 +300,7 @@ fn is_awake(rig: &mut rig::Rig) -> bool {
 
 /// Data that would not be taken wakes no reactor, and is not lost. A hang-up does wake it.
 #[test]
-fn what_waits_in_a_socket_over_budget_keeps_nobody_awake() {
+fn socket_data_over_budget_wakes_no_reactor() {
     let mut rig = rig();
     rig.map_all();
     let (_admin, cntlid) = rig.admin();

@@ -27,7 +27,7 @@ fn blamed_at(rig: &mut Rig, point: &str) -> Option<Blame> {
 }
 
 #[test]
-fn a_command_is_not_blamed_for_what_is_sent_or_received_after_it() {
+fn a_command_is_not_blamed_for_later_sends_or_receives() {
     for point in ["tx.sent", "rx.received"] {
         let mut rig = rig();
         rig.map_all();

@@ -15,7 +15,7 @@ const VARIABLE: &str = "FOREBAY_COST";
 const WARM_ROUNDS: u64 = 2500;
 
 #[test]
-fn batches_are_carried_out() {
+fn batches_are_executed() {
     let wanted = std::env::var(VARIABLE).unwrap_or("write:8:1".into());
     let mut words = wanted.split(':');
     let is_write = words.next() == Some("write");

@@ -131,7 +131,7 @@ fn a_pair_is_answered_as_one() {
 }
 
 #[test]
-fn what_is_no_pair_ends_so() {
+fn an_incomplete_fused_pair_is_refused() {
     let mut p = pairs();
     let dnr = |status: Status| status.with_dnr();
     // A lone second; a first followed by another command; two firsts.

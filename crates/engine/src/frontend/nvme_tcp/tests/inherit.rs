@@ -9,7 +9,7 @@ use forebay_nvme::tcp::Pdu;
 
 /// The older one's data was damaged; the younger one overlaps it.
 #[test]
-fn a_carried_command_that_is_refused_holds_nobody_back() {
+fn a_failed_recovered_command_blocks_no_other_command() {
     let mut rig = rig();
     rig.map_all();
     let (_admin, cntlid) = rig.admin();

@@ -155,7 +155,7 @@ fn without_memory_the_stream_waits_and_loses_nothing() {
 }
 
 #[test]
-fn who_waits_longest_goes_on_first() {
+fn the_longest_waiting_command_resumes_first() {
     let mut rig = rig();
     rig.map_all();
     let (_admin, cntlid) = rig.admin();
@@ -274,7 +274,7 @@ fn data_that_never_comes_ends_the_connection() {
 }
 
 #[test]
-fn who_is_told_to_go_has_two_seconds() {
+fn a_terminated_host_has_two_seconds_to_close() {
     let mut rig = rig();
     let (_admin, cntlid) = rig.admin();
     let mut host = rig.io(cntlid, 1, 32);
@@ -303,7 +303,7 @@ fn who_is_told_to_go_has_two_seconds() {
 }
 
 #[test]
-fn the_state_region_says_what_is_in_flight() {
+fn the_state_region_records_commands_in_flight() {
     let mut rig = rig();
     let region = rig.core.region.clone();
     let (admin, cntlid) = rig.admin();

@@ -13,7 +13,7 @@ fn granted(rig: &mut rig::Rig, host: &mut Host) -> u64 {
 }
 
 #[test]
-fn queues_are_what_is_left() {
+fn granted_queues_are_limited_to_the_free_ones() {
     let mut rig = rig();
     let (mut first, _) = rig.admin();
     assert_eq!(granted(&mut rig, &mut first), 64);

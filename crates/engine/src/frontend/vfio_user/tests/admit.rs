@@ -17,7 +17,7 @@ fn ended(driver: &mut Driver, pair: &mut Pair) -> u16 {
 }
 
 #[test]
-fn what_is_over_budget_stays_in_the_ring() {
+fn commands_over_budget_stay_in_the_ring() {
     for kind in ["ram", "file"] {
         let (mut rig, mut driver, mut pair) = ready(kind, Doorbells::Shadow);
         let bell = driver.shadow.unwrap() + 8;
@@ -56,7 +56,7 @@ fn what_is_over_budget_stays_in_the_ring() {
 }
 
 #[test]
-fn a_reset_ends_what_is_over_budget() {
+fn a_reset_ends_throttled_commands() {
     let (mut rig, mut driver, mut pair) = ready("file", Doorbells::Trapped);
     rig.admit(1);
     for n in 0..20 {
@@ -80,7 +80,7 @@ fn a_reset_ends_what_is_over_budget() {
 
 /// Unmapping and shutdown wait for no window.
 #[test]
-fn nobody_waits_long_for_what_is_over_budget() {
+fn unmap_and_shutdown_do_not_wait_for_throttled_commands() {
     let (mut rig, mut driver, mut pair) = ready("file", Doorbells::Trapped);
     rig.admit(1);
     for n in 0..20 {
@@ -153,7 +153,7 @@ fn ring(driver: &mut Driver, pair: &Pair) {
 
 /// A lane within its base waits for one quantum of a burst, at most.
 #[test]
-fn who_is_within_its_base_comes_between_a_bursts_quanta() {
+fn a_lane_within_its_base_runs_between_the_quanta_of_a_burst() {
     for doorbells in [Doorbells::Shadow, Doorbells::Mapped] {
         let (mut rig, [mut burst, mut calm]) = beside_a_burst(doorbells);
         burst.0.put(DATA, &[7; 4096]);
@@ -182,7 +182,7 @@ fn who_is_within_its_base_comes_between_a_bursts_quanta() {
 
 /// A network's costs would make a VM's base many times dearer.
 #[test]
-fn a_machines_base_is_reckoned_by_its_own_frontend() {
+fn a_vm_base_is_priced_by_its_own_frontend() {
     let (mut rig, ..) = ready("ram", Doorbells::Shadow);
     rig.admit(1);
     let vms = Frontends::of([Transport::Pcie].into_iter());
@@ -193,7 +193,7 @@ fn a_machines_base_is_reckoned_by_its_own_frontend() {
 
 /// Refused commands count against the quantum, too.
 #[test]
-fn what_is_refused_takes_its_part_of_a_turn() {
+fn refused_commands_count_against_the_quantum() {
     let (mut rig, mut driver, mut pair) = ready("ram", Doorbells::Shadow);
     rig.admit(1000);
     for n in 0..60 {

@@ -9,7 +9,7 @@ use super::*;
 const WARM_ROUNDS: u64 = 100;
 
 #[test]
-fn commands_are_carried_out() {
+fn commands_are_executed() {
     let wanted = std::env::var("FOREBAY_COST").unwrap_or("write:8:1:mapped".into());
     let words: Vec<&str> = wanted.split(':').collect();
     let opcode = match words[0] {

@@ -212,7 +212,7 @@ fn hostile_client_sends_messages_that_make_no_sense() {
 }
 
 #[test]
-fn hostile_client_is_refused_what_is_not_offered_and_goes_on() {
+fn hostile_client_is_refused_unsupported_requests_and_continues() {
     let (mut rig, mut driver, mut pair) = ready("ram", Doorbells::Trapped);
     for code in [0, 6, 11, 12, 14, 15, 16, 17, 18, 4711] {
         let reply = driver.call(&mut rig, code, &[7; 300], &[]);

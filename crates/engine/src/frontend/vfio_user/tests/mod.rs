@@ -232,7 +232,7 @@ fn doorbells_in_memory_are_found_again_when_other_memory_comes_and_goes() {
 }
 
 #[test]
-fn what_was_rung_before_there_were_shadow_doorbells_counts() {
+fn doorbells_rung_before_shadow_doorbells_count() {
     let (mut rig, mut driver, mut pair) = ready("ram", Doorbells::Trapped);
     driver.submit(&mut pair, &io(nvm::READ, 5, 0, DATA));
     let at = BASE + 0x8000;
@@ -268,7 +268,7 @@ fn a_full_completion_queue_takes_no_commands_and_loses_none() {
 }
 
 #[test]
-fn growth_is_told_of_and_removal_asked_for() {
+fn growth_is_reported_and_removal_is_requested() {
     let (mut rig, mut driver, mut pair) = ready("ram", Doorbells::Trapped);
     let aec = Sqe::new(admin::SET_FEATURES, 4)
         .with_cdw(10, 0x0B)
@@ -433,7 +433,7 @@ fn driver_reset_under_load() {
 }
 
 #[test]
-fn a_shutdown_and_a_deleted_queue_wait_for_what_is_in_flight() {
+fn a_shutdown_and_a_queue_deletion_wait_for_commands_in_flight() {
     let (mut rig, mut driver, mut pair) = ready("file", Doorbells::Shadow);
     rig.gate.hold();
     driver.submit(&mut pair, &io(nvm::WRITE, 1, 0, DATA));
@@ -525,7 +525,7 @@ fn a_function_that_may_not_be_bus_master_leaves_memory_alone() {
 }
 
 #[test]
-fn machines_of_one_volume_are_primary_and_secondary_controllers() {
+fn vms_of_one_volume_are_primary_and_secondary_controllers() {
     let mut rig = Rig::new("ram", 4, false);
     rig.share(1, 0);
     rig.share(2, 0);

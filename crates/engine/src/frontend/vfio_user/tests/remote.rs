@@ -306,7 +306,7 @@ fn disable(rig: &mut Rig, driver: &mut Driver) {
 }
 
 #[test]
-fn a_reset_waits_for_what_dead_engines_asked_to_be_written() {
+fn a_reset_waits_for_writes_of_dead_engines() {
     // Deaths before the reset, during it, and both.
     for (before, within) in [(1, 0), (0, 1), (2, 2)] {
         let (mut rig, mut driver, mut pair, mut far) = ready_far(false);
@@ -455,7 +455,7 @@ fn a_client_that_is_not_heard_has_answered_in_time() {
 }
 
 #[test]
-fn a_command_behind_a_flush_keeps_its_place_and_what_is_read_only_is_left_alone() {
+fn a_fua_read_keeps_order_and_read_only_memory_is_not_written() {
     let (mut rig, mut driver, mut pair) = ready("ram", Doorbells::Trapped);
     let mut far = Far::new(&mut rig, &mut driver, false);
     let durable = io(nvm::READ, 100, 0, FAR);

@@ -4,7 +4,7 @@ use super::*;
 use crate::frontend::vm::protocol::UNSHARED;
 
 #[test]
-fn a_refused_map_is_told_of() {
+fn a_refused_dma_map_is_reported() {
     let mut rig = Rig::new("ram", 1, false);
     let mut driver = rig.connect(0);
     driver.begin(&mut rig);

@@ -86,7 +86,7 @@ fn an_engine_that_dies_at_any_point_of_a_command_is_not_noticed() {
 }
 
 #[test]
-fn what_was_at_a_device_waits_for_its_fence_and_so_does_a_reset() {
+fn recovered_commands_and_a_reset_wait_for_the_fence() {
     let (mut rig, mut driver, mut pair) = ready("file", Doorbells::Trapped);
     rig.gate.hold();
     driver.submit(&mut pair, &io(nvm::READ, 1, 0, DATA));
@@ -126,7 +126,7 @@ fn what_was_at_a_device_waits_for_its_fence_and_so_does_a_reset() {
 }
 
 #[test]
-fn a_reset_waits_for_what_was_at_a_device_when_the_export_is_removed_too() {
+fn a_reset_waits_for_recovered_commands_of_a_removed_export() {
     let (mut rig, mut driver, mut pair) = ready("file", Doorbells::Trapped);
     rig.gate.hold();
     driver.submit(&mut pair, &io(nvm::READ, 1, 0, DATA));
@@ -144,7 +144,7 @@ fn a_reset_waits_for_what_was_at_a_device_when_the_export_is_removed_too() {
 }
 
 #[test]
-fn what_its_host_has_seen_is_not_guessed_while_shadow_doorbells_are_away() {
+fn completion_heads_are_not_guessed_without_shadow_doorbells() {
     let (mut rig, mut driver, _) = ready("ram", Doorbells::Trapped);
     let (near, far) = (BASE + 0x8000, BASE + (1 << 30));
     let map = Driver::map_message(far, 2 * BLOCK, near - BASE);
@@ -313,7 +313,7 @@ fn a_command_that_kills_is_given_up_at_the_third_death() {
 }
 
 #[test]
-fn a_damaged_machine_file_costs_its_own_client_alone() {
+fn a_damaged_vm_file_ends_only_its_own_client() {
     let mut rig = Rig::new("file", 2, false);
     let mut good = rig.connect(1);
     good.begin(&mut rig);

@@ -28,7 +28,7 @@ fn ended(guest: &mut Guest) -> Vec<usize> {
 }
 
 #[test]
-fn what_is_over_budget_stays_in_the_ring() {
+fn commands_over_budget_stay_in_the_ring() {
     for kind in ["ram", "file"] {
         for way in WAYS {
             let mut rig = Rig::on(kind, 4);
@@ -74,7 +74,7 @@ fn what_is_over_budget_stays_in_the_ring() {
 }
 
 #[test]
-fn a_client_that_leaves_takes_along_what_is_over_budget() {
+fn a_disconnect_drops_throttled_requests() {
     let mut rig = Rig::new(1);
     let mut guest = rig.guest(Way { size: 64, ..PLAIN });
     admit(&mut rig, 1);
@@ -109,7 +109,7 @@ fn to_stop_a_ring_waits_for_no_budget() {
 /// A lane within its base waits for one quantum of a burst, at most. Both VMs share a volume, so
 /// that one sees the other's progress.
 #[test]
-fn who_is_within_its_base_comes_between_a_bursts_quanta() {
+fn a_lane_within_its_base_runs_between_the_quanta_of_a_burst() {
     let metered = |base_iops| {
         let rate = |iops| Rate {
             iops,

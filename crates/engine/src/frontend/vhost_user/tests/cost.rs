@@ -14,7 +14,7 @@ use std::sync::atomic::Ordering::Relaxed;
 const WARM_ROUNDS: u64 = 100;
 
 #[test]
-fn requests_are_carried_out() {
+fn requests_are_executed() {
     let wanted = std::env::var("FOREBAY_COST").unwrap_or("write:8:1:packed".into());
     let words: Vec<&str> = wanted.split(':').collect();
     let kind = match words[0] {

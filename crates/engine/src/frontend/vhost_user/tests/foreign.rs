@@ -383,7 +383,7 @@ fn requests_of_any_shape() {
 }
 
 #[test]
-fn what_is_not_supported_is_said_to_be() {
+fn unsupported_requests_get_an_error_status() {
     let mut rig = Rig::new(1);
     let mut guest = rig.guest(PLAIN);
     let two = [segment(0, 1, 0), segment(8, 1, 0)].concat();

@@ -377,7 +377,7 @@ fn hostile_guest_cuts_off_its_memory() {
 }
 
 #[test]
-fn hostile_guest_hides_what_is_in_flight() {
+fn hostile_guest_hides_its_requests_in_flight() {
     for packed in [false, true] {
         let mut rig = Rig::new(1);
         let mut guest = rig.guest(Way {

@@ -320,7 +320,7 @@ fn a_ring_is_stopped_over_a_death_and_goes_on() {
 }
 
 #[test]
-fn a_reset_waits_for_what_is_in_flight() {
+fn a_reset_waits_for_requests_in_flight() {
     for way in WAYS {
         let mut rig = Rig::new(4);
         let mut guest = rig.guest(way);
@@ -391,7 +391,7 @@ fn a_long_request_goes_in_parts_and_comes_back_as_one() {
 }
 
 #[test]
-fn growth_is_told_and_the_cache_is_the_drivers_choice() {
+fn growth_is_reported_and_the_driver_sets_the_write_cache() {
     let mut rig = Rig::new(2);
     let guest = rig.guest(PLAIN);
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

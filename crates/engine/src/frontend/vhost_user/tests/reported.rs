@@ -86,7 +86,7 @@ fn unshared_memory_is_named() {
 }
 
 #[test]
-fn who_hangs_up_over_the_queues_is_told_of_their_number() {
+fn a_hangup_after_the_queue_count_names_the_count() {
     let mut rig = Rig::new(1);
     let mut guest = rig.guest(PLAIN);
     let queues = guest.ask(&mut rig, request::GET_QUEUE_NUM, &[]);
@@ -102,7 +102,7 @@ fn who_hangs_up_over_the_queues_is_told_of_their_number() {
 }
 
 #[test]
-fn memory_that_is_refused_is_told_of() {
+fn refused_memory_is_reported() {
     let mut rig = Rig::new(1);
     let guest = rig.guest(PLAIN);
     let beyond = [

@@ -189,7 +189,7 @@ fn memory_is_given_back_when_nothing_uses_it() {
 }
 
 #[test]
-fn who_takes_no_answer_is_closed_after_a_while() {
+fn a_client_that_reads_no_answers_is_disconnected() {
     let mut rig = Rig::new();
     for socket in [rig.client.as_fd(), rig.ours.as_fd()] {
         rustix::net::sockopt::set_socket_send_buffer_size(socket, 64 << 10).unwrap();
@@ -214,7 +214,7 @@ fn who_takes_no_answer_is_closed_after_a_while() {
 }
 
 #[test]
-fn who_goes_is_put_away() {
+fn a_client_that_hangs_up_is_removed() {
     let mut rig = Rig::new();
     rig.send(&message(Hold, 1, b""), &[bell().as_fd()]);
     rig.run();

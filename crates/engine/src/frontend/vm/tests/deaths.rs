@@ -127,7 +127,7 @@ fn an_answer_of_which_a_part_is_gone_ends_the_client() {
 }
 
 #[test]
-fn who_crashes_engines_by_a_message_is_closed() {
+fn a_client_whose_message_crashes_engines_is_disconnected() {
     let mut rig = Rig::new();
     arm_here("vm.intent", 1);
     rig.send(&message(Echo, 0, b"x"), &[]);
@@ -176,7 +176,7 @@ fn who_crashes_engines_by_a_message_is_closed() {
 }
 
 #[test]
-fn a_damaged_machine_file_ends_its_client_alone() {
+fn any_damaged_word_of_a_vm_file_ends_only_its_client() {
     // Each word of the header, the first region and the first slot in turn.
     let places = (4..10u64)
         .chain([19, 20, 22, 29])

@@ -103,7 +103,7 @@ fn memory_that_its_client_may_take_pages_out_of_is_not_registered() {
 }
 
 #[test]
-fn whoever_still_holds_a_gone_clients_memory_sees_that_it_is_over() {
+fn the_memory_of_a_departed_client_is_marked_retired() {
     let mut rig = Rig::new();
     rig.send(&message(Map, 1, b""), &[touched().as_fd()]);
     rig.run();
