@@ -90,7 +90,7 @@ fn serves_without_a_missing_part() -> Result<()> {
     ensure!(!daemon.folder().join("in-the-way").is_dir());
 
     daemon.start_again()?;
-    let missing = missing.into_iter().chain(["can connect to t/w"]);
+    let missing = missing.into_iter().chain(["connect to t/w"]);
     let is_missing = |said: &str| missing.clone().all(|part| said.contains(part));
     daemon.wait_warnings(is_missing)?;
     let reported = events(&daemon, "part_missing")?;

@@ -89,11 +89,11 @@ cmp image.raw back.raw
 # Installing over a running one is an upgrade: what runs ends in good order.
 dpkg --force-unsafe-io $everything --install "$package"
 nobody
-# Whoever listens beyond loopback is told what that means.
+# A listener beyond loopback is reported.
 sed -i 's/127.0.0.1:4420/0.0.0.0:4420/' /etc/forebay/forebay.toml
 up
 for told in "forebay status" "forebay events" "cat /var/lib/forebay/log/forebay.log"; do
-    $told | grep 'taken at their word'
+    $told | grep 'not authenticated'
 done
 forebay volume list | grep acme/kept
 forebay events --follow --json > followed &
