@@ -42,7 +42,7 @@ pub(crate) enum NextStep {
     Release(ExtentRange),
 }
 
-/// A part of a command; `offset_bytes` is on the volume.
+/// A command's data transfer; `offset_bytes` is on the volume.
 #[derive(Clone, Copy)]
 pub(crate) struct CommandTransfer {
     pub(crate) offset_bytes: u64,

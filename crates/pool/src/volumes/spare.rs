@@ -6,7 +6,7 @@
 //! volumes can't use it, and clean and dirty extents cover it. Surplus beyond that goes to others
 //! before they see a full pool.
 //!
-//! **Not here:** the choice of the device (`placement`), the fault (`owner`).
+//! **Not here:** the choice of the device (`placement`), the fault (`volumes::faults`).
 
 use super::{PoolVolume, Volumes, faults::FaultAnswer, map::MAP_CHUNK};
 use crate::{
