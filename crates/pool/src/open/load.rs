@@ -96,19 +96,24 @@ fn decode_info(value: &[u8]) -> Result<PoolInfo> {
 }
 
 impl Loader {
+    fn feature(&mut self, class: u64, bit: u64, name: &[u8]) {
+        if let Some(class) = Class::of(class) {
+            let name = std::str::from_utf8(name).ok();
+            self.unknown_features.note(CATALOG, class, bit, name);
+        }
+    }
+
+    /// Features come first: with unknown ones, the other records may have unknown forms.
+    fn meta(&mut self, value: &[u8]) -> Result<()> {
+        self.unknown_features.refuse()?;
+        self.info = Some(decode_info(value)?);
+        Ok(())
+    }
+
     fn record(&mut self, table: Table, a: u64, b: u64, value: &[u8]) -> Result<()> {
         match table {
-            Table::Features => {
-                if let Some(class) = Class::of(a) {
-                    let name = std::str::from_utf8(value).ok();
-                    self.unknown_features.note(CATALOG, class, b, name);
-                }
-            }
-            Table::Meta => {
-                // Features come first; the other records may have unknown forms.
-                self.unknown_features.refuse()?;
-                self.info = Some(decode_info(value)?);
-            }
+            Table::Features => self.feature(a, b, value),
+            Table::Meta => self.meta(value)?,
             Table::Devices => {
                 let record: DeviceRecord = codec::decode(value)?;
                 if a != self.devices.len() as u64 || u64::from(record.index.0) != a {
