@@ -276,7 +276,7 @@ impl Shares {
     }
 
     /// Withdraws a reactor that no longer serves the tenant.
-    pub fn leave(&self, mut published: Published) {
+    pub fn detach(&self, mut published: Published) {
         self.rest(&mut published);
         self.attach(false);
     }
@@ -312,7 +312,7 @@ mod tests {
         let other = entry.share(&mut second, demand(WHOLE), FIRST);
         assert!((one + other - 1.0).abs() < 0.001, "{one} {other}");
         assert!(other > 0.9);
-        entry.leave(first);
+        entry.detach(first);
         assert_eq!(entry.share(&mut second, demand(WHOLE), FIRST), 1.0);
         entry.attach(true);
         let (one, other) = (

@@ -29,7 +29,7 @@ const PART: usize = 64;
 /// Least number of revokes for that.
 const REVOKES: usize = 16;
 /// Additional entries that a search looks at.
-const LOOK_AT: usize = 1024;
+const POLL_AT: usize = 1024;
 const ROUND_LIMIT: Duration = Duration::from_secs(2);
 
 impl Core {
@@ -95,7 +95,7 @@ impl Revoker {
         let at_once = self.base.core.borrow().evicted_at_once();
         let mut spans: Vec<(VolumeId, ExtentRange, usize)> = Vec::new();
         let (mut found, mut goes_on) = (0, false);
-        for _ in 0..at_once + LOOK_AT {
+        for _ in 0..at_once + POLL_AT {
             if found == at_once {
                 break;
             }

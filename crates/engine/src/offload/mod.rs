@@ -211,7 +211,7 @@ impl Offload {
     }
 
     /// Whether no reactor needs this one.
-    pub(crate) fn may_leave(&self) -> bool {
+    pub(crate) fn is_drained(&self) -> bool {
         self.quiet.load(SeqCst) > self.peers.len() && self.in_hand() == 0 && !self.must_turn()
             || self.peers.is_empty()
     }

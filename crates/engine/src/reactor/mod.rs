@@ -170,7 +170,7 @@ impl Reactor {
     fn may_stop(&self, now: u64, limit: u64) -> bool {
         now >= limit
             || self.core.busy_ios() == 0
-                && self.core.offload.may_leave()
+                && self.core.offload.is_drained()
                 && self.frontends.iter().all(|one| one.count() == 0)
     }
 

@@ -87,8 +87,8 @@ pub(crate) enum Command {
     Events(EventsArgs),
     /// Show the state of the daemon and the engine
     Status {
-        /// Exit with 0 if all is well, 1 on warnings, 2 if something is not served; what was
-        /// configured deliberately does not count
+        /// Exit with 0 if all is well, 1 on warnings, 2 if something is not served; deliberate
+        /// configuration does not count
         #[arg(long)]
         check: bool,
     },

@@ -261,7 +261,7 @@ impl Scheduler {
         one.count_lanes();
         if one.lanes.is_empty() {
             let published = std::mem::take(&mut one.published);
-            self.ledger.entry(tenant).shares.leave(published);
+            self.ledger.entry(tenant).shares.detach(published);
             self.newest(tenant);
         }
     }
@@ -439,7 +439,7 @@ impl Scheduler {
     }
 
     /// Detaches all lanes and withdraws published sums. Saved base and unused draws become credit.
-    pub fn leave(&mut self) {
+    pub fn withdraw(&mut self) {
         for lane in 0..self.lanes.len() {
             self.let_go(lane);
         }

@@ -125,7 +125,7 @@ impl Vms {
         let (talk, frontend) = match begun {
             Ok(begun) => begun,
             Err(why) => {
-                client.leave();
+                client.detach();
                 client.end();
                 return Err(why);
             }

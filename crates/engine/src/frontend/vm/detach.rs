@@ -46,7 +46,7 @@ impl Vms {
             client, frontend, ..
         } = &mut **vm;
         frontend.close(&mut Turn { core, client });
-        client.leave();
+        client.detach();
         let lane = client.lane;
         if let Some(lane) = lane {
             core.recovered.orphan_vm(lane);

@@ -489,7 +489,7 @@ impl Admission {
     }
 
     pub(crate) fn give_up(&mut self, ios: &mut [Io], waited: &mut Vec<u32>) {
-        self.scheduler.leave();
+        self.scheduler.withdraw();
         for lane_state in self.lane_states.iter() {
             let mut next = lane_state.first;
             while let Some(io) = ios.get_mut(next as usize) {

@@ -221,7 +221,7 @@ fn a_tenants_newest_window_is_a_sum_over_reactors() {
     }
     assert_eq!(sum.waited, 100);
     for (scheduler, most) in reactors.iter_mut().zip([60_000, 0]) {
-        scheduler.leave();
+        scheduler.withdraw();
         let left = scheduler.newest(0).granted.iops;
         assert!(left <= most, "{left}");
     }

@@ -114,7 +114,7 @@ fn a_leaving_reactor_turns_savings_into_credit() {
     assert!(has()[0] < all[0] && has()[1] < all[1], "nothing was drawn");
     // Four windows' base accrued, and one I/O used it.
     let due = [PARTS as u64, 4096].map(|each| each * (4 * 10 - 1));
-    scheduler.leave();
+    scheduler.withdraw();
     assert_eq!(has(), [all[0] + due[0], all[1] + due[1]]);
     assert_eq!(scheduler.statistics(0).used_parts, 2 * PARTS as u64);
 }

@@ -435,17 +435,17 @@ fn an_export_is_removed_after_its_offloaded_operations_end() {
 #[test]
 fn a_reactor_leaves_only_without_offloaded_work() {
     let mut t = two("file", Spread::OneToN);
-    assert!(bench().core.offload.may_leave(), "alone, any time");
+    assert!(bench().core.offload.is_drained(), "alone, any time");
     t.other.set_spread(Spread::OneToOne);
     t.other.offload.be_quiet();
-    assert!(!t.other.offload.may_leave(), "something may come");
+    assert!(!t.other.offload.is_drained(), "something may come");
     t.writes(40);
     t.b.core.set_spread(Spread::OneToOne);
     t.b.core.offload.be_quiet();
-    assert!(!t.other.offload.may_leave(), "that is yet to be done");
+    assert!(!t.other.offload.is_drained(), "that is yet to be done");
     let before = t.handed_over();
     assert_eq!(t.ends(40), [Status::SUCCESS; 40]);
-    assert!(t.other.offload.may_leave() && t.b.core.offload.may_leave());
+    assert!(t.other.offload.is_drained() && t.b.core.offload.is_drained());
     t.b.core.set_spread(Spread::OneToN);
     (0..40).for_each(|at| _ = t.b.start(write(at, 1), Some(&[9; 4096])));
     assert_eq!((t.ends(40).len(), t.handed_over()), (40, before));

@@ -511,7 +511,7 @@ impl Client {
         }
     }
 
-    pub(super) fn leave(&mut self) {
+    pub(super) fn detach(&mut self) {
         for slot in 0..MAX_SLOTS {
             self.unwatch(slot);
         }
