@@ -6,8 +6,11 @@ use crate::{
     error::{PoolError, Result},
     extents::ExtentState,
     extents::runs::DeviceRun,
-    records::{ExportRecord, PlainExport},
-    volumes::map::{MAP_CHUNK, MapRun},
+    records::{ExportRecord, Layering, PlainExport, VolumeRecord},
+    volumes::{
+        hidden::HiddenChunk,
+        map::{MAP_CHUNK, MapRun},
+    },
 };
 use forebay_xlate::boundary::message::{FrontendKind, MAX_VM_QUEUES};
 use forebay_xlate::types::{DeviceIndex, VolumeId};
@@ -18,6 +21,8 @@ pub(crate) const STATE_CHUNK: u64 = 1024;
 const VERSION: u8 = 3;
 /// For exports that earlier versions don't know.
 const MACHINES_VERSION: u8 = 4;
+/// For volumes with snapshots, snapshots and clones.
+const LAYERED_VERSION: u8 = 5;
 
 fn wrong(what: &str) -> PoolError {
     PoolError::damaged(format!("a catalog record cannot be read: {what}"))
@@ -76,6 +81,37 @@ pub(crate) fn decode_export(bytes: &[u8]) -> Result<ExportRecord> {
         }
         _ => decode::<PlainExport>(bytes).map(ExportRecord::from),
     }
+}
+
+/// A volume without snapshots has the earlier form.
+pub(crate) fn encode_volume(volume: &VolumeRecord) -> Result<Vec<u8>> {
+    if volume.layering == Layering::default() {
+        return encode(volume);
+    }
+    let mut bytes = encode(&(volume, volume.layering))?;
+    bytes[0] = LAYERED_VERSION;
+    Ok(bytes)
+}
+
+pub(crate) fn decode_volume(bytes: &[u8]) -> Result<VolumeRecord> {
+    match bytes.split_first() {
+        Some((&LAYERED_VERSION, rest)) => {
+            let mut known = vec![VERSION];
+            known.extend_from_slice(rest);
+            let (record, layering): (VolumeRecord, Layering) = decode(&known)?;
+            Ok(VolumeRecord { layering, ..record })
+        }
+        _ => decode(bytes),
+    }
+}
+
+/// The hidden extents of a chunk, a bit for each.
+pub(crate) fn encode_hidden(bits: &HiddenChunk) -> Result<Vec<u8>> {
+    encode(bits)
+}
+
+pub(crate) fn decode_hidden(bytes: &[u8]) -> Result<HiddenChunk> {
+    decode(bytes)
 }
 
 /// Runs of (state, count), or bytes if those are shorter.

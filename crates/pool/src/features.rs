@@ -33,8 +33,15 @@ pub(crate) struct Feature {
     pub(crate) name: &'static str,
 }
 
+/// Maps in layers: snapshots and clones.
+pub(crate) const LAYERS: Feature = Feature {
+    class: Class::Incompatible,
+    bit: 0,
+    name: "layers",
+};
+
 /// The catalog's features that this version knows.
-pub(crate) const CATALOG: &[Feature] = &[];
+pub(crate) const CATALOG: &[Feature] = &[LAYERS];
 
 /// Names that an error shows, and their characters; the bytes are from outside.
 const NAMES: usize = 16;
@@ -110,7 +117,7 @@ mod tests {
     #[test]
     fn unknown_feature_bit_is_named() {
         for class in [2, 3] {
-            assert!(opened(class, b"layers").contains("does not know: \"layers\": use"));
+            assert!(opened(class, b"mirror").contains("does not know: \"mirror\": use"));
         }
         assert!(opened(3, b"").contains("incompatible bit 9"));
         assert!(opened(3, b"\xff\xff").contains("incompatible bit 9"));

@@ -68,15 +68,18 @@ pub use pool::{
     budgets::Budgets,
     exports::{Exports, MAX_HOSTS, NQN_PREFIX},
     hosts::{Hosts, MAX_PORTS, MAX_RECENT},
+    snapshots::{NewClone, NewSnapshot, SNAPSHOT_MARK},
     tenants::Tenants,
 };
 pub use records::{
-    DeviceRecord, ExportId, ExportRecord, HostReservations, NewExport, PoolInfo, PortRecord,
-    SocketOwner, TenantId, TenantRecord, VolumeRecord,
+    DeviceRecord, ExportId, ExportRecord, HostReservations, LayerId, Layering, NewExport, PoolInfo,
+    PortRecord, SocketOwner, TenantId, TenantRecord, VolumeRecord,
 };
 pub use store::{BLOCK_BYTES, BlockStore, MemStore, bounded::BoundedStore};
 pub use volumes::{
     VolumeSpace, Volumes,
+    copies::{CopyFailure, ExtentCopy},
     faults::{FaultAnswer, Released},
+    merge::MergeStep,
     preallocated::Around,
 };

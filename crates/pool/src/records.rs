@@ -17,9 +17,23 @@ pub struct TenantId(pub u64);
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct ExportId(pub u64);
 
+/// A layer's id in its pool.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub struct LayerId(pub u64);
+
+/// The key of a map's records in the catalog. A map keeps it when it changes hands.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
+pub(crate) struct MapId(pub(crate) u64);
+
 impl fmt::Display for TenantId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "tenant {}", self.0)
+    }
+}
+
+impl fmt::Display for LayerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "layer {}", self.0)
     }
 }
 
@@ -111,6 +125,54 @@ pub struct VolumeRecord {
     pub reserved_bytes: u64,
     /// Creation time, Unix seconds.
     pub created_s: u64,
+    /// What snapshots and clones made of it.
+    #[serde(skip)]
+    pub layering: Layering,
+}
+
+impl VolumeRecord {
+    pub(crate) fn map_id(&self) -> MapId {
+        self.layering.map.unwrap_or(MapId(self.id.0))
+    }
+
+    /// Whether it is a snapshot, which is never written.
+    pub fn is_snapshot(&self) -> bool {
+        self.layering.snapshot_of.is_some()
+    }
+
+    /// The present epoch of its translations.
+    pub fn epoch(&self) -> u16 {
+        // Below 2^13.
+        (self.layering.freezes % EPOCHS) as u16
+    }
+
+    /// The epoch after its next snapshot.
+    pub fn next_epoch(&self) -> u16 {
+        ((self.layering.freezes + 1) % EPOCHS) as u16
+    }
+}
+
+/// Epochs of translations before their number repeats.
+const EPOCHS: u64 = 1 << 13;
+
+/// A volume's place among snapshots and clones. All default in a volume without them.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Layering {
+    /// Its own map, if that does not have the volume's number.
+    pub(crate) map: Option<MapId>,
+    /// The frozen layer below its own map.
+    pub parent: Option<LayerId>,
+    /// How many snapshots of it were ever taken.
+    pub freezes: u64,
+    /// For a snapshot, its volume, which may be gone.
+    pub snapshot_of: Option<VolumeId>,
+}
+
+/// A frozen map, which volumes and other layers see where their own maps say nothing.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub(crate) struct LayerRecord {
+    pub(crate) map: MapId,
+    pub(crate) parent: Option<LayerId>,
 }
 
 /// An export.

@@ -295,6 +295,11 @@ impl Faults {
                         .stored_run(volume, extent, count.min(MAX_RUN)),
                     commit_seq.unwrap_or(0),
                 ),
+                Ok(FaultAnswer::Shared {
+                    device,
+                    extent: at,
+                    count,
+                }) => (Word::new(device, at, Rights::Read), count.min(MAX_RUN), 0),
                 Ok(FaultAnswer::Allocated {
                     device,
                     extent: at,

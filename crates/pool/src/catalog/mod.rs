@@ -374,9 +374,11 @@ impl Catalog {
                     if matches!(
                         table,
                         Table::Features
+                            | Table::Layers
                             | Table::Budgets
                             | Table::StatedBudgets
                             | Table::DeviceNumbers
+                            | Table::Hidden
                     ) =>
                 {
                     continue;

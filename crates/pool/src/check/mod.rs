@@ -15,8 +15,10 @@ use crate::{
     open::load::load,
     pool::Pool,
     records::DeviceRecord,
+    records::{LayerId, MapId},
     volumes::{
         PoolVolume,
+        layers::{Layer, Node},
         map::{MAP_CHUNK, MapRun},
     },
 };
@@ -87,8 +89,10 @@ enum CheckStage {
     Whole,
     /// A volume's counters and spare extents.
     Volume(VolumeId),
-    /// A volume's map from a chunk on.
-    Map(VolumeId, u64),
+    /// A layer's links.
+    Layer(LayerId),
+    /// A map from a chunk on. It keeps its id when its holder changes.
+    Map(MapId, u64),
     /// Leaks on a device from an extent on.
     Leaks(usize, u64),
     Done,
@@ -130,7 +134,8 @@ impl Check {
             CheckStage::Device(device) => self.device(pool, device),
             CheckStage::Whole => self.whole(pool),
             CheckStage::Volume(from) => self.volume(pool, from),
-            CheckStage::Map(volume, chunk) => self.map(pool, volume, chunk, extents),
+            CheckStage::Layer(from) => self.layer(pool, from),
+            CheckStage::Map(map, chunk) => self.map(pool, map, chunk, extents),
             CheckStage::Leaks(device, from) => self.leaks(pool, device, from, extents),
             CheckStage::Done => CheckStage::Done,
         };
@@ -142,8 +147,8 @@ impl Check {
         self.report
     }
 
-    /// Marks a volume's run and reports contradictions.
-    fn claim(&mut self, pool: &Pool, volume: VolumeId, run: DeviceRun, wanted: ExtentState) {
+    /// Marks a holder's run and reports contradictions.
+    fn claim(&mut self, pool: &Pool, volume: Node, run: DeviceRun, wanted: ExtentState) {
         let Some(claimed) = self.claimed.get_mut(usize::from(run.device.0)) else {
             // The device is new, or does not exist.
             if pool
@@ -191,7 +196,7 @@ impl Check {
 
     /// Reserved, but not mapped durably.
     fn claim_reserved(&mut self, pool: &Pool, volume: VolumeId, run: DeviceRun) {
-        self.claim(pool, volume, run, ExtentState::Reserved);
+        self.claim(pool, Node::Volume(volume), run, ExtentState::Reserved);
         let parts = pool.allocator.reservations.within(run);
         let right = parts.iter().all(|(_, holder)| *holder == volume)
             && parts.iter().map(|(part, _)| part.count).sum::<u64>() == run.count;
@@ -319,7 +324,7 @@ impl Check {
 
     fn volume(&mut self, pool: &Pool, from: VolumeId) -> CheckStage {
         let Some((id, volume)) = pool.volumes.any_from(from) else {
-            return CheckStage::Leaks(0, 0);
+            return CheckStage::Layer(LayerId(0));
         };
         self.report.volumes_checked += 1;
         let mapped = volume.map.count();
@@ -368,50 +373,128 @@ impl Check {
         for (_, run) in &volume.incoming {
             self.claim_reserved(pool, id, *run);
         }
-        CheckStage::Map(id, 0)
+        for run in volume.copying.values() {
+            self.claim_reserved(pool, id, *run);
+        }
+        let layering = volume.record.layering;
+        self.link(
+            pool,
+            Node::Volume(id),
+            volume.record.map_id(),
+            layering.parent,
+        );
+        CheckStage::Volume(VolumeId(id.0 + 1))
     }
 
-    fn map(&mut self, pool: &Pool, id: VolumeId, from: u64, budget: u64) -> CheckStage {
-        // It may have been deleted meanwhile.
-        let Some(volume) = pool.volumes.any(id) else {
-            return CheckStage::Volume(id);
+    /// A holder is found by its map and by its parent.
+    fn link(&mut self, pool: &Pool, node: Node, map: MapId, parent: Option<LayerId>) {
+        if pool.volumes.maps.get(&map) != Some(&node) {
+            self.report
+                .problem(format!("map {} does not belong to {node}", map.0));
+        }
+        let Some(parent) = parent else {
+            return;
         };
-        let end = volume.extents(pool.info.extent_bytes);
-        let (mut at, mut left) = (from, budget);
-        for (chunk, runs) in volume.map.chunks_from(from) {
-            if left == 0 {
-                return CheckStage::Map(id, at);
+        let layer = pool.volumes.layer(parent);
+        if !layer.is_some_and(|layer| layer.children.contains(&node)) {
+            self.report.problem(format!(
+                "{node} is based on {parent}, which does not know it"
+            ));
+        }
+    }
+
+    fn layer(&mut self, pool: &Pool, from: LayerId) -> CheckStage {
+        let Some((id, layer)) = pool.volumes.layers.range(from..).next() else {
+            return CheckStage::Map(MapId(0), 0);
+        };
+        self.link(
+            pool,
+            Node::Layer(*id),
+            layer.record.map,
+            layer.record.parent,
+        );
+        let mapped = layer.map.count();
+        if mapped != layer.map.mapped() {
+            self.report.problem(format!(
+                "{id} maps {mapped} extents but counts {}",
+                layer.map.mapped()
+            ));
+        }
+        if layer.children.is_empty() != pool.volumes.unused_layers.contains(id) {
+            self.report
+                .problem(format!("{id} is needed and being freed, or neither"));
+        }
+        self.children(pool, *id, layer);
+        CheckStage::Layer(LayerId(id.0 + 1))
+    }
+
+    fn children(&mut self, pool: &Pool, id: LayerId, layer: &Layer) {
+        for child in &layer.children {
+            let parent = match child {
+                Node::Volume(child) => {
+                    let volume = pool.volumes.by_id.get(child);
+                    volume.and_then(|volume| volume.record.layering.parent)
+                }
+                Node::Layer(child) => {
+                    let layer = pool.volumes.layer(*child);
+                    layer.and_then(|layer| layer.record.parent)
+                }
+            };
+            if parent != Some(id) {
+                self.report.problem(format!(
+                    "{id} has the child {child}, which is not based on it"
+                ));
             }
-            self.pending_without_mapping(id, volume, at * MAP_CHUNK, chunk * MAP_CHUNK);
-            self.chunk(pool, id, volume, chunk, runs, end);
+        }
+    }
+
+    fn map(&mut self, pool: &Pool, from_map: MapId, from: u64, budget: u64) -> CheckStage {
+        let Some((id, node)) = pool.volumes.maps.range(from_map..).next() else {
+            return CheckStage::Leaks(0, 0);
+        };
+        // The first map may be gone.
+        let from = if *id == from_map { from } else { 0 };
+        let next = CheckStage::Map(MapId(id.0 + 1), 0);
+        let Some((map, _, volume)) = pool.volumes.map_of(id.0) else {
+            self.report.problem(format!(
+                "map {} belongs to {node}, which does not exist",
+                id.0
+            ));
+            return next;
+        };
+        let end = volume.map_or(u64::MAX, |volume| volume.extents(pool.info.extent_bytes));
+        let (mut at, mut left) = (from, budget);
+        for (chunk, runs) in map.chunks_from(from) {
+            if left == 0 {
+                return CheckStage::Map(*id, at);
+            }
+            if let Some(volume) = volume {
+                self.pending_without_mapping(volume, at * MAP_CHUNK, chunk * MAP_CHUNK);
+            }
+            self.chunk(pool, *node, volume, chunk, runs, end);
             at = chunk + 1;
             left = left.saturating_sub(MAP_CHUNK);
         }
-        self.pending_without_mapping(id, volume, at * MAP_CHUNK, u64::MAX);
-        CheckStage::Volume(VolumeId(id.0 + 1))
+        if let Some(volume) = volume {
+            self.pending_without_mapping(volume, at * MAP_CHUNK, u64::MAX);
+        }
+        next
     }
 
     fn chunk(
         &mut self,
         pool: &Pool,
-        id: VolumeId,
-        volume: &PoolVolume,
+        id: Node,
+        volume: Option<&PoolVolume>,
         chunk: u64,
         runs: &[MapRun],
         end: u64,
     ) {
         let base = chunk * MAP_CHUNK;
-        let pending = |logical| {
-            volume
-                .pending
-                .get(logical)
-                .is_some_and(|pending| pending.committing.is_none())
-        };
-        let any = volume
-            .pending
-            .within(base, base + MAP_CHUNK)
-            .next()
-            .is_some();
+        let waiting = volume.filter(|volume| {
+            let mut pending = volume.pending.within(base, base + MAP_CHUNK);
+            pending.next().is_some()
+        });
         let mut mapped = 0;
         for run in runs {
             let logical = base + u64::from(run.start);
@@ -429,19 +512,23 @@ impl Check {
             }
             mapped = u64::from(run.start) + count;
             let place = DeviceRun::new(run.device, run.extent, count);
-            if !any {
+            let Some(volume) = waiting else {
                 self.claim(pool, id, place, ExtentState::Owned);
                 continue;
-            }
+            };
             for at in 0..count {
                 let one = DeviceRun::new(run.device, run.extent + at, 1);
-                if pending(logical + at) {
-                    self.claim_reserved(pool, id, one);
+                let pending = volume.pending.get(logical + at);
+                if pending.is_some_and(|pending| pending.committing.is_none()) {
+                    self.claim_reserved(pool, volume.record.id, one);
                 } else {
                     self.claim(pool, id, one, ExtentState::Owned);
                 }
             }
         }
+        let Some(volume) = waiting else {
+            return;
+        };
         for (logical, pending) in volume.pending.within(base, base + MAP_CHUNK) {
             let device = volume.map.get(logical).map(|(device, _)| device);
             if device != Some(pending.device) {
@@ -453,7 +540,8 @@ impl Check {
         }
     }
 
-    fn pending_without_mapping(&mut self, id: VolumeId, volume: &PoolVolume, from: u64, to: u64) {
+    fn pending_without_mapping(&mut self, volume: &PoolVolume, from: u64, to: u64) {
+        let id = volume.record.id;
         for (logical, _) in volume.pending.within(from, to) {
             self.report.problem(format!(
                 "{id} waits for extent {logical} to be durable, but it is not mapped"
@@ -563,7 +651,9 @@ pub fn check_catalog(catalog: &Catalog, devices: &[DeviceRecord]) -> CheckReport
                 .values()
                 .chain(pool.volumes.deleting.values());
             let mapped = volumes.map(|volume| volume.map.mapped());
-            report.mappings_checked = mapped.sum();
+            let layers = pool.volumes.layers.values();
+            let frozen = layers.map(|layer| layer.map.mapped());
+            report.mappings_checked = mapped.chain(frozen).sum();
             report.leaked_extents = pool.allocator.leaked_extents();
             if report.leaked_extents > 0 {
                 let what = format!(

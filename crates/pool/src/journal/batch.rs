@@ -16,6 +16,8 @@ pub(crate) enum Table {
     Tenants,
     /// (volume, 0).
     Volumes,
+    /// (layer, 0). Missing in earlier versions.
+    Layers,
     /// (export, 0).
     Exports,
     /// (port's number, 0).
@@ -34,16 +36,20 @@ pub(crate) enum Table {
     States,
     /// (device, chunk of extents).
     Reservations,
-    /// (volume, chunk of logical extents).
+    /// (map, chunk of logical extents).
     Maps,
+    /// (map, chunk of logical extents): extents that hide those of layers below. Missing in earlier
+    /// versions.
+    Hidden,
 }
 
 impl Table {
-    pub(crate) const ALL: [Table; 14] = [
+    pub(crate) const ALL: [Table; 16] = [
         Table::Features,
         Table::Meta,
         Table::Tenants,
         Table::Volumes,
+        Table::Layers,
         Table::Exports,
         Table::Ports,
         Table::HostReservations,
@@ -54,6 +60,7 @@ impl Table {
         Table::States,
         Table::Reservations,
         Table::Maps,
+        Table::Hidden,
     ];
 
     pub(crate) const fn name(self) -> &'static str {
@@ -62,6 +69,7 @@ impl Table {
             Table::Meta => "meta",
             Table::Tenants => "tenants",
             Table::Volumes => "volumes",
+            Table::Layers => "layers",
             Table::Exports => "exports",
             Table::Ports => "ports",
             Table::HostReservations => "host_reservations",
@@ -72,6 +80,7 @@ impl Table {
             Table::States => "states",
             Table::Reservations => "reservations",
             Table::Maps => "maps",
+            Table::Hidden => "hidden",
         }
     }
 }

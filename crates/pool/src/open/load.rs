@@ -14,14 +14,20 @@ use crate::{
     features::{CATALOG, Class, Unknown},
     journal::batch::Table,
     layout::{MAX_DEVICE_EXTENTS, MAX_EXTENT_BYTES, MIN_EXTENT_BYTES},
+    pool::admin::MAX_VOLUME_BYTES,
     pool::budgets::Budgets,
     pool::hosts::{MAX_RECENT, PORTS_KEPT},
     pool::{Pool, initial_state},
     records::{
-        DeviceRecord, ExportRecord, HostReservations, PoolInfo, PortRecord, TenantRecord,
-        VolumeRecord,
+        DeviceRecord, ExportRecord, HostReservations, LayerId, LayerRecord, MapId, PoolInfo,
+        PortRecord, TenantRecord,
     },
-    volumes::{PoolVolume, map::MAP_CHUNK},
+    volumes::{
+        PoolVolume,
+        hidden::Hidden,
+        layers::{Layer, MAX_LAYERS, Node},
+        map::{MAP_CHUNK, VolumeMap},
+    },
 };
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 use std::{collections::BTreeMap, sync::Arc};
@@ -70,6 +76,9 @@ struct Loader {
     unclaimed: Vec<Unclaimed>,
     tenants: Vec<TenantRecord>,
     volumes: BTreeMap<VolumeId, PoolVolume>,
+    layers: BTreeMap<LayerId, Layer>,
+    /// The holder of each map.
+    maps: BTreeMap<MapId, Node>,
     exports: Vec<ExportRecord>,
     ports: BTreeMap<u16, PortRecord>,
     host_reservations: BTreeMap<VolumeId, HostReservations>,
@@ -137,11 +146,17 @@ impl Loader {
                 self.tenants.push(record);
             }
             Table::Volumes => {
-                let record: VolumeRecord = codec::decode(value)?;
+                let record = codec::decode_volume(value)?;
                 if record.id.0 != a {
                     return Err(wrong(format!("volume {a} is recorded as {}", record.id.0)));
                 }
+                self.hold_map(record.map_id(), Node::Volume(record.id))?;
                 self.volumes.insert(record.id, PoolVolume::new(record));
+            }
+            Table::Layers => {
+                let record: LayerRecord = codec::decode(value)?;
+                self.hold_map(record.map, Node::Layer(LayerId(a)))?;
+                self.layers.insert(LayerId(a), Layer::new(record));
             }
             Table::Exports => {
                 let record: ExportRecord = codec::decode_export(value)?;
@@ -177,12 +192,81 @@ impl Loader {
             Table::Reservations => {
                 let device = u8::try_from(a).map_err(|_| wrong("a reservation is on no device"))?;
                 for (run, id) in codec::decode_reservations(DeviceIndex(device), b, value)? {
-                    self.claim(id, run, ExtentState::Reserved)?;
+                    self.claim(Node::Volume(id), run, ExtentState::Reserved)?;
                     self.volume(id.0)?.spare.insert(run);
                     self.reservations.insert(run, id);
                 }
             }
             Table::Maps => self.map_chunk(a, b, value)?,
+            Table::Hidden => {
+                let bits = codec::decode_hidden(value)?;
+                if b > u64::MAX / MAP_CHUNK - 1 {
+                    return Err(wrong("a chunk out of range"));
+                }
+                self.map_of(a)?.1.load_chunk(b, bits);
+            }
+        }
+        Ok(())
+    }
+
+    fn hold_map(&mut self, map: MapId, node: Node) -> Result<()> {
+        match self.maps.insert(map, node) {
+            None => Ok(()),
+            Some(other) => Err(wrong(format!(
+                "map {} belongs to {node} and {other}",
+                map.0
+            ))),
+        }
+    }
+
+    /// A map, its hidden extents, and its holder.
+    fn map_of(&mut self, map: u64) -> Result<(&mut VolumeMap, &mut Hidden, Node)> {
+        let node = self.maps.get(&MapId(map)).copied();
+        let parts = match node {
+            Some(Node::Volume(id)) => {
+                let volume = self.volumes.get_mut(&id);
+                volume.map(|volume| (&mut volume.map, &mut volume.hidden))
+            }
+            Some(Node::Layer(id)) => {
+                let layer = self.layers.get_mut(&id);
+                layer.map(|layer| (&mut layer.map, &mut layer.hidden))
+            }
+            None => None,
+        };
+        match (parts, node) {
+            (Some((map, hidden)), Some(node)) => Ok((map, hidden, node)),
+            _ => Err(wrong(format!(
+                "extents belong to map {map}, which does not exist"
+            ))),
+        }
+    }
+
+    /// Enters each layer's children. Every chain ends, because a parent is older: its number is
+    /// lower, or it was frozen later than its child's map was made.
+    fn link_layers(&mut self) -> Result<()> {
+        let volumes = self.volumes.values().map(|volume| &volume.record);
+        let volumes = volumes.map(|record| (Node::Volume(record.id), record.layering.parent));
+        let layers = self.layers.iter();
+        let layers = layers.map(|(id, layer)| (Node::Layer(*id), layer.record.parent));
+        let links: Vec<(Node, LayerId)> = volumes
+            .chain(layers)
+            .filter_map(|(node, parent)| Some((node, parent?)))
+            .collect();
+        for (node, parent) in links {
+            let layer = self.layers.get_mut(&parent);
+            let layer = layer.ok_or_else(|| {
+                wrong(format!("{node} is based on {parent}, which does not exist"))
+            })?;
+            layer.children.insert(node);
+        }
+        for id in self.layers.keys() {
+            let parent = |id: &LayerId| self.layers.get(id)?.record.parent;
+            let depth = std::iter::successors(Some(*id), parent);
+            if depth.take(MAX_LAYERS + 2).count() > MAX_LAYERS + 1 {
+                return Err(wrong(format!(
+                    "{id} is based on too many layers, or on itself"
+                )));
+            }
         }
         Ok(())
     }
@@ -216,30 +300,32 @@ impl Loader {
         )
     }
 
-    fn map_chunk(&mut self, volume: u64, chunk: u64, value: &[u8]) -> Result<()> {
+    fn map_chunk(&mut self, map: u64, chunk: u64, value: &[u8]) -> Result<()> {
         let runs = codec::decode_map(value)?;
         let extent_bytes = self.info.as_ref().map_or(1, |info| info.extent_bytes);
-        let end = self.volume(volume)?.extents(extent_bytes);
+        let (_, _, node) = self.map_of(map)?;
+        let end = match node {
+            Node::Volume(id) => self.volume(id.0)?.extents(extent_bytes),
+            Node::Layer(_) => MAX_VOLUME_BYTES / extent_bytes,
+        };
         for run in &runs {
             let last = chunk
                 .checked_mul(MAP_CHUNK)
                 .and_then(|base| base.checked_add(u64::from(run.start) + u64::from(run.count)));
             if last.is_none_or(|last| last > end) {
-                return Err(wrong(format!(
-                    "volume {volume} maps extents beyond its end"
-                )));
+                return Err(wrong(format!("{node} maps extents beyond its end")));
             }
             let run = DeviceRun::new(run.device, run.extent, u64::from(run.count));
-            self.claim(VolumeId(volume), run, ExtentState::Owned)?;
+            self.claim(node, run, ExtentState::Owned)?;
         }
         if !runs.is_empty() {
-            self.volume(volume)?.map.load_chunk(chunk, runs);
+            self.map_of(map)?.0.load_chunk(chunk, runs);
         }
         Ok(())
     }
 
     /// The run must be in `state` and unclaimed.
-    fn claim(&mut self, volume: VolumeId, run: DeviceRun, state: ExtentState) -> Result<()> {
+    fn claim(&mut self, holder: Node, run: DeviceRun, state: ExtentState) -> Result<()> {
         if self.unclaimed.is_empty() {
             self.unclaimed = self
                 .states
@@ -254,7 +340,7 @@ impl Loader {
             .filter(|states| run.end() <= states.len() as u64);
         let (Some(states), Some(unclaimed)) = (states, self.unclaimed.get_mut(device)) else {
             return Err(wrong(format!(
-                "{volume} has extents that {} does not have",
+                "{holder} has extents that {} does not have",
                 run.device
             )));
         };
@@ -266,7 +352,7 @@ impl Loader {
                     format!("extent {extent} of {} has two owners", run.device)
                 } else {
                     format!(
-                        "{volume} has extent {extent} of {}, which is not {state:?}",
+                        "{holder} has extent {extent} of {}, which is not {state:?}",
                         run.device
                     )
                 }));
@@ -303,6 +389,7 @@ pub(crate) fn load_records(
     if loader.states.is_empty() {
         loader.states = loader.initial_states(&check)?;
     }
+    loader.link_layers()?;
     let info = loader
         .info
         .ok_or_else(|| wrong("it does not name its pool"))?;
@@ -329,7 +416,8 @@ pub(crate) fn load_records(
     if let Some((id, _)) = volumes.iter().find(|(_, volume)| !has_tenant(volume)) {
         return Err(wrong(format!("{id} belongs to no tenant")));
     }
-    pool.volumes.load(volumes, deleting);
+    pool.volumes
+        .load(volumes, deleting, loader.layers, loader.maps);
     pool.allocator.reservations = loader.reservations;
     for export in loader.exports {
         if pool.volumes.get(export.volume).is_err() {

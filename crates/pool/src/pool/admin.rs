@@ -14,7 +14,9 @@ use super::{
 use crate::{
     error::{PoolError, Result},
     journal::{Journal, batch::Table},
-    records::{ExportId, ExportRecord, NewExport, PoolInfo, TenantId, TenantRecord, VolumeRecord},
+    records::{
+        ExportId, ExportRecord, Layering, NewExport, PoolInfo, TenantId, TenantRecord, VolumeRecord,
+    },
     volumes::faults::Released,
 };
 use forebay_device::size::format_bytes;
@@ -28,7 +30,7 @@ use uuid::Uuid;
 /// The largest volume, in bytes.
 pub const MAX_VOLUME_BYTES: u64 = 64 << 40;
 /// Rough bound of a catalog record without hosts.
-const RECORD_BYTES: u64 = 512;
+pub(super) const RECORD_BYTES: u64 = 512;
 
 /// A volume to be made.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -65,7 +67,7 @@ fn check_size(size_bytes: u64, block_bytes: u32) -> Result<()> {
     Ok(())
 }
 
-fn new_id(info: &mut PoolInfo, journal: &mut Journal) -> u64 {
+pub(super) fn new_id(info: &mut PoolInfo, journal: &mut Journal) -> u64 {
     let id = info.next_id;
     info.next_id += 1;
     journal.touch(Table::Meta, 0, 0);
@@ -164,6 +166,7 @@ impl Pool {
             block_bytes,
             reserved_bytes: new.reserved_bytes,
             created_s: now_s,
+            layering: Layering::default(),
         });
         self.journal.touch(Table::Volumes, id.0, 0);
         Ok(id)
@@ -171,6 +174,7 @@ impl Pool {
 
     /// Grows a volume. The caller tells hosts once it is durable.
     pub fn grow_volume(&mut self, volume: VolumeId, size_bytes: u64) -> Result<()> {
+        self.volumes.writable(volume)?;
         let record = &mut self.volumes.get_mut(volume)?.record;
         if size_bytes < record.size_bytes {
             return Err(PoolError::invalid(format!(

@@ -9,6 +9,7 @@ use super::Pool;
 use crate::{
     error::{PoolError, Result},
     extents::runs::DeviceRun,
+    volumes::layers::Place,
 };
 use forebay_xlate::types::{DeviceIndex, ExtentIndex, VolumeId};
 
@@ -58,14 +59,19 @@ impl Pool {
             .devices
             .get(usize::from(device.0))
             .map_or(0, |device| device.extents);
-        let target = self.volumes.get_mut(volume)?;
-        let end = target.extents(extent_bytes);
+        let volumes = &mut self.volumes;
+        let end = volumes.get(volume)?.extents(extent_bytes);
         let known = count.min(on_device.saturating_sub(extent.0));
         let (mut fresh, mut stale) = (false, known < count);
         let mut doubtful = Vec::new();
         for at in 0..known {
             let (logical, extent) = (logical.0.saturating_add(at), extent.0 + at);
             let run = DeviceRun::new(device, extent, 1);
+            let target = volumes.get(volume)?;
+            if volumes.place(target, logical, 1) == Place::Shared(run) {
+                continue;
+            }
+            let target = volumes.get_mut(volume)?;
             match target.map.get(logical) {
                 Some(place) if place == (device, extent) => {
                     // Durable, or adopted a moment ago.
@@ -91,6 +97,15 @@ impl Pool {
             (false, true) => Adopted::Uncommitted,
             (false, false) => Adopted::Durable,
         })
+    }
+
+    /// Adopts a copy that a predecessor began: its target's content is unknown. Call it after all
+    /// grants, as a later grant of the target proves that the copy ended.
+    pub fn adopt_copy(&mut self, volume: VolumeId, device: DeviceIndex, extent: ExtentIndex) {
+        if self.volumes.adopt_copy(volume, device, extent.0) {
+            let run = DeviceRun::new(device, extent.0, 1);
+            self.allocator.free(&mut self.journal, run);
+        }
     }
 
     /// Ends adoption. Pass `true` only if the opened pool's

@@ -45,6 +45,7 @@ impl Pool {
         if !want_write {
             return volumes.answer_hole(volume, logical.0);
         }
+        volumes.writable(volume)?;
         if self.journal.committed_id() < self.opening_batch {
             return Ok(FaultAnswer::AwaitCommit {
                 batch: self.opening_batch,
@@ -80,7 +81,7 @@ impl Pool {
         around: Range<u64>,
     ) -> Result<Option<Around>> {
         self.ready()?;
-        self.volumes.get(volume)?;
+        self.volumes.writable(volume)?;
         if self.journal.committed_id() < self.opening_batch {
             return Ok(None);
         }
@@ -113,6 +114,7 @@ impl Pool {
         hanging: &BTreeSet<DeviceIndex>,
     ) -> Result<Released> {
         self.ready()?;
+        self.volumes.writable(volume)?;
         let (allocator, journal) = (&mut self.allocator, &mut self.journal);
         self.volumes
             .release(allocator, journal, volume, first, count, hanging)
@@ -122,7 +124,7 @@ impl Pool {
     /// at least 1. Takes other volumes' surplus if nothing is clean.
     pub fn reserve(&mut self, volume: VolumeId, want: u64) -> Result<u64> {
         self.ready()?;
-        self.volumes.get(volume)?;
+        self.volumes.writable(volume)?;
         let room = self.usage.room(self.volumes.catalog_promised) / RESERVED_BYTES;
         if room == 0 {
             self.admit(RESERVED_BYTES)?;
@@ -148,7 +150,7 @@ impl Pool {
 
     /// Changes a volume's space reservation. Fails if the pool lacks the space now.
     pub fn set_volume_reservation(&mut self, volume: VolumeId, reserved_bytes: u64) -> Result<()> {
-        if reserved_bytes > self.volumes.record(volume)?.reserved_bytes {
+        if reserved_bytes > self.volumes.writable(volume)?.record.reserved_bytes {
             self.ready()?;
         }
         let (allocator, journal) = (&mut self.allocator, &mut self.journal);

@@ -13,6 +13,7 @@ mod devices;
 pub(crate) mod exports;
 mod faults;
 pub(crate) mod hosts;
+pub(crate) mod snapshots;
 pub(crate) mod tenants;
 
 use crate::{
@@ -30,7 +31,7 @@ use crate::{
         Journal,
         batch::{Batch, BatchId, Key, Table},
     },
-    records::{DeviceRecord, PoolInfo, VolumeRecord},
+    records::{DeviceRecord, LayerId, PoolInfo, VolumeRecord},
     volumes::{Volumes, map::MAP_CHUNK},
 };
 use budgets::Budgets;
@@ -199,11 +200,16 @@ impl Pool {
             }
             Table::Meta => record(Some(&self.info)),
             Table::Tenants => record(self.tenants.stored(key.a)),
-            Table::Volumes => record(
-                self.volumes
-                    .any(VolumeId(key.a))
-                    .map(|volume| &volume.record),
-            ),
+            Table::Volumes => {
+                let volume = self.volumes.any(VolumeId(key.a));
+                volume
+                    .map(|volume| codec::encode_volume(&volume.record))
+                    .transpose()
+            }
+            Table::Layers => {
+                let layer = self.volumes.layer(LayerId(key.a));
+                record(layer.map(|layer| &layer.record))
+            }
             Table::Exports => {
                 let export = self.exports.stored(key.a);
                 export.map(codec::encode_export).transpose()
@@ -247,22 +253,28 @@ impl Pool {
                 }
             }
             Table::Maps => {
-                let Some(volume) = self.volumes.any(VolumeId(key.a)) else {
+                let Some((map, _, volume)) = self.volumes.map_of(key.a) else {
                     return Ok(None);
                 };
                 let range = key.b * MAP_CHUNK..(key.b + 1) * MAP_CHUNK;
-                let uncommitted: Vec<u64> = volume
-                    .pending
-                    .within(range.start, range.end)
+                let pending = volume.map(|volume| volume.pending.within(range.start, range.end));
+                let uncommitted: Vec<u64> = pending
+                    .into_iter()
+                    .flatten()
                     .filter(|(_, pending)| pending.committing.is_none())
                     .map(|(logical, _)| logical)
                     .collect();
-                let runs = volume.map.chunk_without(key.b, &uncommitted);
+                let runs = map.chunk_without(key.b, &uncommitted);
                 if runs.is_empty() {
                     Ok(None)
                 } else {
                     codec::encode_map(&runs).map(Some)
                 }
+            }
+            Table::Hidden => {
+                let map = self.volumes.map_of(key.a);
+                let bits = map.and_then(|(_, hidden, _)| hidden.chunk(key.b));
+                bits.map(codec::encode_hidden).transpose()
             }
         }
     }

@@ -2,13 +2,15 @@
 //!
 //! The first transaction clears the record's name and frees reserved extents, non-durable mappings
 //! and extents on hanging devices. The rest of the map is freed in slices, a transaction each; the
-//! record goes last. After a crash the slices continue.
+//! record goes last. After a crash the slices continue. Layers that nothing needs any more are freed
+//! likewise.
 
-use super::{Volumes, faults::Released, map::MAP_CHUNK};
+use super::{Volumes, faults::Released, layers::Node, map::MAP_CHUNK};
 use crate::{
     error::{PoolError, Result},
-    extents::allocator::Allocator,
+    extents::{allocator::Allocator, runs::DeviceRun},
     journal::{Journal, batch::Table},
+    records::{LayerId, Layering},
 };
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 use std::collections::BTreeSet;
@@ -40,14 +42,20 @@ impl Volumes {
         gone.record.reserved_bytes = 0;
         // Their batch becomes durable before this one.
         gone.pending = Default::default();
+        let layering = gone.record.layering;
+        gone.record.layering = Layering {
+            map: layering.map,
+            ..Layering::default()
+        };
         self.deleting.insert(volume, gone);
         journal.touch(Table::Volumes, volume.0, 0);
-        self.free_slice(allocator, journal, volume, &mut released);
+        self.free_slice(allocator, journal, Node::Volume(volume), &mut released);
+        self.detach(journal, Node::Volume(volume), layering.parent);
         Ok(released)
     }
 
     /// Frees what can't wait for its slice.
-    fn unmap_at_once(
+    pub(crate) fn unmap_at_once(
         &mut self,
         allocator: &mut Allocator,
         journal: &mut Journal,
@@ -73,20 +81,22 @@ impl Volumes {
         Ok(released)
     }
 
-    /// Whether deleted volumes have extents left to free.
+    /// Whether deleted volumes or layers have extents left to free.
     pub fn has_more_to_delete(&self) -> bool {
-        !self.deleting.is_empty()
+        !self.deleting.is_empty() || !self.unused_layers.is_empty()
     }
 
-    /// Frees a slice of the first deleted volume.
+    /// Frees a slice of the first deleted volume or layer.
     pub(crate) fn delete_more(
         &mut self,
         allocator: &mut Allocator,
         journal: &mut Journal,
     ) -> Released {
         let mut released = Released::default();
-        if let Some(volume) = self.deleting.keys().next().copied() {
-            self.free_slice(allocator, journal, volume, &mut released);
+        let volume = self.deleting.keys().next().copied().map(Node::Volume);
+        let layer = self.unused_layers.first().copied().map(Node::Layer);
+        if let Some(node) = volume.or(layer) {
+            self.free_slice(allocator, journal, node, &mut released);
         }
         released
     }
@@ -95,40 +105,77 @@ impl Volumes {
         &mut self,
         allocator: &mut Allocator,
         journal: &mut Journal,
-        id: VolumeId,
+        node: Node,
         released: &mut Released,
     ) {
-        let Some(volume) = self.deleting.get_mut(&id) else {
-            return;
+        let most = self.delete_slice.max(1);
+        let (id, map, hidden) = match node {
+            Node::Volume(id) => {
+                let Some(volume) = self.deleting.get_mut(&id) else {
+                    return;
+                };
+                let id = volume.record.map_id();
+                (id, &mut volume.map, &mut volume.hidden)
+            }
+            Node::Layer(id) => {
+                let Some(layer) = self.layers.get_mut(&id) else {
+                    return;
+                };
+                (layer.record.map, &mut layer.map, &mut layer.hidden)
+            }
         };
-        let (mut runs, mut chunks, mut left) = (Vec::new(), Vec::new(), self.delete_slice.max(1));
+        let (mut runs, mut left) = (Vec::new(), most);
         while left > 0 {
-            let first = volume.map.chunks_from(0).next();
+            let first = map.chunks_from(0).next();
             let first = first.and_then(|(chunk, runs)| Some((chunk, runs.first()?.start)));
             let Some((chunk, at)) = first else {
                 break;
             };
             let count = left.min(MAP_CHUNK - u64::from(at));
-            for mapping in volume.map.remove(chunk * MAP_CHUNK + u64::from(at), count) {
+            for mapping in map.remove(chunk * MAP_CHUNK + u64::from(at), count) {
                 left -= mapping.run.count;
                 runs.push(mapping.run);
             }
-            chunks.push(chunk);
-        }
-        let is_over = volume.map.mapped() == 0;
-        if is_over {
-            // Nothing should be left; anything else has unknown content.
-            runs.extend(volume.spare.drain());
-            self.deleting.remove(&id);
-            journal.touch(Table::Volumes, id.0, 0);
-        }
-        for chunk in chunks {
             journal.touch(Table::Maps, id.0, chunk);
+        }
+        let chunks: Vec<u64> = hidden.chunks_from(0).take(left as usize).collect();
+        for chunk in chunks {
+            hidden.remove_chunk(chunk);
+            journal.touch(Table::Hidden, id.0, chunk);
+        }
+        let is_over = map.mapped() == 0 && hidden.is_empty();
+        if is_over {
+            self.maps.remove(&id);
+            runs.extend(self.forget_node(journal, node));
         }
         for run in runs {
             allocator.free(journal, run);
             released.extents += run.count;
             released.runs.push(run);
+        }
+    }
+
+    /// Removes an empty node; returns extents that it should not have.
+    fn forget_node(&mut self, journal: &mut Journal, node: Node) -> Vec<DeviceRun> {
+        match node {
+            Node::Volume(id) => {
+                journal.touch(Table::Volumes, id.0, 0);
+                let gone = self.deleting.remove(&id);
+                // Nothing should be left; anything else has unknown content.
+                gone.map_or_else(Vec::new, |mut volume| volume.spare.drain())
+            }
+            Node::Layer(id) => {
+                self.forget_layer(journal, id);
+                Vec::new()
+            }
+        }
+    }
+
+    fn forget_layer(&mut self, journal: &mut Journal, id: LayerId) {
+        self.unused_layers.remove(&id);
+        if let Some(layer) = self.layers.remove(&id) {
+            journal.touch(Table::Layers, id.0, 0);
+            self.detach(journal, Node::Layer(id), layer.record.parent);
         }
     }
 }

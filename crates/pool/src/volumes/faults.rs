@@ -6,7 +6,7 @@
 //! **Not here:** whether an operation is allowed (`pool::faults`), reserving (`spare`), the choice
 //! of the extent (`placer`).
 
-use super::{Volumes, map::MAP_CHUNK, placer::Placer};
+use super::{Volumes, layers::Place, map::MAP_CHUNK, placer::Placer};
 use crate::{
     error::{PoolError, Result},
     extents::{ExtentState, Extents, allocator::Allocator, runs::DeviceRun, space::Placement},
@@ -35,6 +35,16 @@ pub enum FaultAnswer {
         count: u64,
         /// The highest sequence that is not durable.
         commit_seq: Option<u64>,
+    },
+    /// As [`FaultAnswer::Mapped`], durably, but only for reading: a snapshot has these extents. A
+    /// write needs a copy ([`Pool::begin_copy`](crate::Pool::begin_copy)).
+    Shared {
+        /// The device.
+        device: DeviceIndex,
+        /// The first device extent.
+        extent: ExtentIndex,
+        /// The number of extents.
+        count: u64,
     },
     /// A read of `count` unmapped extents from here on.
     Hole {
@@ -96,11 +106,20 @@ impl Volumes {
                 "extent {logical} is past the end of {volume}, which has {end} extents"
             )));
         }
-        let Some(run) = target.map.run_at(logical, RUN_LIMIT) else {
-            return Ok(None);
+        let (run, is_shared) = match self.place(target, logical, RUN_LIMIT) {
+            Place::Own(run) => (run, target.record.is_snapshot()),
+            Place::Shared(run) => (run, true),
+            Place::Zeros(_) => return Ok(None),
         };
         if !extents.is_served(run.device) {
             return Ok(Some(FaultAnswer::DeviceGone { device: run.device }));
+        }
+        if is_shared {
+            return Ok(Some(FaultAnswer::Shared {
+                device: run.device,
+                extent: run.first,
+                count: run.count,
+            }));
         }
         let pending = target.pending.within(logical, logical + run.count);
         let commit_seq = pending.map(|(_, pending)| pending.seq).max();
@@ -115,8 +134,12 @@ impl Volumes {
     pub(crate) fn answer_hole(&self, volume: VolumeId, logical: u64) -> Result<FaultAnswer> {
         let target = self.get(volume)?;
         let left = target.extents(self.extent_bytes).saturating_sub(logical);
-        let count = target.map.hole_at(logical, RUN_LIMIT.min(left));
-        Ok(FaultAnswer::Hole { count })
+        match self.place(target, logical, RUN_LIMIT.min(left)) {
+            Place::Zeros(count) => Ok(FaultAnswer::Hole { count }),
+            place => Err(PoolError::invalid(format!(
+                "extent {logical} of {volume} is mapped: {place:?}"
+            ))),
+        }
     }
 
     /// `None` if no spare extent can be used.
@@ -166,8 +189,9 @@ impl Volumes {
             let places = due.iter().filter_map(|logical| target.map.get(*logical));
             let mut places: Vec<(DeviceIndex, u64)> = places.collect();
             places.sort_unstable();
+            let map = target.record.map_id();
             for chunk in chunks {
-                journal.touch(Table::Maps, volume.0, chunk);
+                journal.touch(Table::Maps, map.0, chunk);
             }
             // Randomly granted extents may be neighbours on the device.
             for run in places.chunk_by(|a, b| a.0 == b.0 && a.1 + 1 == b.1) {
@@ -197,6 +221,7 @@ impl Volumes {
                 first.0
             )));
         }
+        self.hide_shared(journal, volume, first.0, count)?;
         self.unmap(allocator, journal, volume, first.0, count, hanging)
     }
 
@@ -211,6 +236,7 @@ impl Volumes {
         hanging: &BTreeSet<DeviceIndex>,
     ) -> Result<Released> {
         let target = self.get_mut(volume)?;
+        let map = target.record.map_id();
         let removed = target.map.remove(first, count);
         let end = first.saturating_add(count);
         let waiting: Vec<u64> = target.pending.within(first, end).map(|(l, _)| l).collect();
@@ -225,7 +251,7 @@ impl Volumes {
             }
             let last = mapping.logical + mapping.run.count - 1;
             for chunk in mapping.logical / MAP_CHUNK..=last / MAP_CHUNK {
-                journal.touch(Table::Maps, volume.0, chunk);
+                journal.touch(Table::Maps, map.0, chunk);
             }
             released.extents += mapping.run.count;
             released.runs.push(mapping.run);

@@ -92,6 +92,11 @@ impl VolumeMap {
         runs.map(|run| u64::from(run.count)).sum()
     }
 
+    /// The number of chunks with mappings.
+    pub(crate) fn chunks(&self) -> usize {
+        self.chunks.len()
+    }
+
     #[cfg(test)]
     pub(crate) fn miscount(&mut self) {
         self.mapped += 1;

@@ -5,9 +5,13 @@
 //!
 //! **Not here:** tenants, exports, whether an operation is allowed now (`pool`).
 
+pub(crate) mod copies;
 pub(crate) mod deleted;
 pub(crate) mod faults;
+pub(crate) mod hidden;
+pub(crate) mod layers;
 pub(crate) mod map;
+pub(crate) mod merge;
 pub(crate) mod pending;
 mod placer;
 pub(crate) mod preallocated;
@@ -17,10 +21,12 @@ use crate::{
     error::{PoolError, Result},
     extents::runs::{DeviceRun, RunSet},
     journal::batch::BatchId,
-    records::{TenantId, VolumeRecord},
+    records::{LayerId, MapId, TenantId, VolumeRecord},
 };
 use deleted::SLICE_EXTENTS;
 use forebay_xlate::types::{DeviceIndex, ExtentIndex, VolumeId};
+use hidden::Hidden;
+use layers::{Layer, Node, Place};
 use map::VolumeMap;
 use pending::PendingSet;
 use spare::MIN_RESERVE;
@@ -30,8 +36,12 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 pub(crate) struct PoolVolume {
     pub(crate) record: VolumeRecord,
     pub(crate) map: VolumeMap,
+    /// Extents that layers below do not show.
+    pub(crate) hidden: Hidden,
     /// Reserved durably, never granted.
     pub(crate) spare: RunSet,
+    /// Targets of running copies, by logical extent; reserved.
+    pub(crate) copying: BTreeMap<u64, DeviceRun>,
     /// Reserved by batches that are not durable, oldest first.
     pub(crate) incoming: VecDeque<(BatchId, DeviceRun)>,
     pub(crate) incoming_extents: u64,
@@ -55,7 +65,9 @@ impl PoolVolume {
         Self {
             record,
             map: VolumeMap::default(),
+            hidden: Hidden::default(),
             spare: RunSet::default(),
+            copying: BTreeMap::new(),
             incoming: VecDeque::new(),
             incoming_extents: 0,
             pending: PendingSet::default(),
@@ -95,6 +107,11 @@ pub struct Volumes {
     pub(crate) by_id: BTreeMap<VolumeId, PoolVolume>,
     /// Deleted volumes with extents left to free. Other lookups ignore them.
     pub(crate) deleting: BTreeMap<VolumeId, PoolVolume>,
+    pub(crate) layers: BTreeMap<LayerId, Layer>,
+    /// Layers that nothing needs, to be freed.
+    pub(crate) unused_layers: BTreeSet<LayerId>,
+    /// The holder of each map.
+    pub(crate) maps: BTreeMap<MapId, Node>,
     /// Extents of a deleted volume freed at once.
     pub(crate) delete_slice: u64,
     pub(crate) names: BTreeMap<(TenantId, String), VolumeId>,
@@ -111,6 +128,9 @@ impl Volumes {
         Self {
             by_id: BTreeMap::new(),
             deleting: BTreeMap::new(),
+            layers: BTreeMap::new(),
+            unused_layers: BTreeSet::new(),
+            maps: BTreeMap::new(),
             delete_slice: SLICE_EXTENTS,
             names: BTreeMap::new(),
             extent_bytes,
@@ -124,14 +144,19 @@ impl Volumes {
         &mut self,
         volumes: BTreeMap<VolumeId, PoolVolume>,
         deleting: BTreeMap<VolumeId, PoolVolume>,
+        layers: BTreeMap<LayerId, Layer>,
+        maps: BTreeMap<MapId, Node>,
     ) {
+        let unused = layers.iter().filter(|(_, layer)| layer.children.is_empty());
+        self.unused_layers = unused.map(|(id, _)| *id).collect();
+        (self.layers, self.maps) = (layers, maps);
         let records = volumes.values().map(|volume| &volume.record);
         let names = records.map(|record| ((record.tenant, record.name.clone()), record.id));
         self.names = names.collect();
         (self.by_id, self.deleting) = (volumes, deleting);
     }
 
-    /// All volumes, oldest first.
+    /// All volumes and snapshots, oldest first.
     pub fn records(&self) -> impl Iterator<Item = &VolumeRecord> {
         self.by_id.values().map(|volume| &volume.record)
     }
@@ -161,9 +186,22 @@ impl Volumes {
             .ok_or_else(|| PoolError::not_found(format!("no {volume}")))
     }
 
+    /// Refuses snapshots.
+    pub(crate) fn writable(&self, volume: VolumeId) -> Result<&PoolVolume> {
+        let volume = self.get(volume)?;
+        if volume.record.is_snapshot() {
+            return Err(PoolError::invalid(format!(
+                "{:?} is a snapshot and can't be changed: clone it, and change the clone",
+                volume.record.name
+            )));
+        }
+        Ok(volume)
+    }
+
     pub(crate) fn insert(&mut self, record: VolumeRecord) {
         let id = record.id;
         self.names.insert((record.tenant, record.name.clone()), id);
+        self.maps.insert(record.map_id(), Node::Volume(id));
         self.by_id.insert(id, PoolVolume::new(record));
         self.settle_account(id);
     }
@@ -209,7 +247,7 @@ impl Volumes {
         let size_bytes = self.record(volume)?.size_bytes;
         let bytes = |extent: u64| (extent * self.extent_bytes).min(size_bytes);
         let first = from_bytes / self.extent_bytes;
-        let (ranges, next) = self.get(volume)?.map.mapped_from(first, most);
+        let (ranges, next) = self.mapped_from(self.get(volume)?, first, most);
         let ranges = ranges
             .into_iter()
             .map(|r| bytes(r.start).max(from_bytes)..bytes(r.end));
@@ -263,7 +301,7 @@ impl Volumes {
     /// may take: at most 4096 mapped ones.
     pub fn releases_at_once(&self, volume: VolumeId, first: ExtentIndex, count: u64) -> u64 {
         self.get(volume).map_or(count, |target| {
-            target.map.reach(first.0, count, faults::RELEASE_EXTENTS)
+            self.reach(target, first.0, count, faults::RELEASE_EXTENTS)
         })
     }
 
@@ -280,25 +318,30 @@ impl Volumes {
         let Some(volume) = self.by_id.get(&volume) else {
             return (false, count);
         };
-        match volume.map.run_at(logical.0, count) {
-            Some(run) => (
-                (run.device, run.first) == (device, extent),
-                run.count.min(count),
-            ),
-            None => (false, volume.map.hole_at(logical.0, count).min(count)),
+        match self.place(volume, logical.0, count) {
+            Place::Own(run) | Place::Shared(run) => {
+                ((run.device, run.first) == (device, extent), run.count)
+            }
+            Place::Zeros(zeros) => (false, zeros),
         }
     }
 
     /// The volumes with mapped or spare extents on a device. Searches every map.
     pub fn on_device(&self, device: DeviceIndex) -> Vec<VolumeId> {
+        let lies_there = |map: &VolumeMap| {
+            let mut chunks = map.chunks_from(0);
+            chunks.any(|(_, runs)| runs.iter().any(|run| run.device == device))
+        };
+        let layers = self.layers.values();
+        let layers = layers.filter(|layer| lies_there(&layer.map));
+        let layers: BTreeSet<MapId> = layers.map(|layer| layer.record.map).collect();
         self.by_id
             .iter()
             .filter(|(_, volume)| {
+                let mut below = self.layers_below(volume);
                 volume.spare.extents_on(device) > 0
-                    || volume
-                        .map
-                        .chunks_from(0)
-                        .any(|(_, runs)| runs.iter().any(|run| run.device == device))
+                    || lies_there(&volume.map)
+                    || below.any(|layer| layers.contains(&layer.record.map))
             })
             .map(|(id, _)| *id)
             .collect()

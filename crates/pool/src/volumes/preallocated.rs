@@ -4,7 +4,7 @@
 //! read as zeros until written, even after a crash. The caller returns unwritten ones
 //! ([`Pool::release`](crate::Pool::release)) and reports their number. They do not count as used.
 
-use super::{Volumes, placer::Placer};
+use super::{Volumes, layers::Place, placer::Placer};
 use crate::{
     error::Result,
     extents::{Extents, allocator::Allocator, runs::DeviceRun, space::Placement},
@@ -65,17 +65,22 @@ impl Volumes {
         around: Range<u64>,
     ) -> Result<Option<Around>> {
         let (extent_bytes, seq) = (self.extent_bytes, self.next_seq);
-        let target = self.get_mut(volume)?;
+        let target = self.get(volume)?;
         let (from, to) = (around.start, around.end.min(target.extents(extent_bytes)));
         let alone = to.saturating_sub(from) < 2 || target.spare.extents() < 2;
-        if alone || !(from..to).contains(&logical) || target.map.get(logical).is_some() {
+        if alone || !(from..to).contains(&logical) {
             return Ok(None);
         }
+        let Place::Zeros(zeros) = self.place(target, logical, to - logical) else {
+            return Ok(None);
+        };
+        let is_unmapped = |at| matches!(self.place(target, at, 1), Place::Zeros(_));
         let mut first = logical;
-        while first > from && target.map.get(first - 1).is_none() {
+        while first > from && is_unmapped(first - 1) {
             first -= 1;
         }
-        let within = first..logical + target.map.hole_at(logical, to - logical);
+        let within = first..logical + zeros;
+        let target = self.get_mut(volume)?;
         let placer = Placer::new(allocator, placement);
         let Some((first, run)) = placer.pick_around(target, logical, within) else {
             return Ok(None);

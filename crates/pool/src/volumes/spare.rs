@@ -19,6 +19,7 @@ use crate::{
 };
 use forebay_device::size::format_bytes;
 use forebay_xlate::types::{DeviceIndex, VolumeId};
+use std::collections::BTreeSet;
 
 pub(crate) const MIN_RESERVE: u64 = 16;
 const MAX_RESERVE: u64 = 32_768;
@@ -39,7 +40,7 @@ impl PoolVolume {
     }
 
     pub(crate) fn unused(&self) -> u64 {
-        self.spare.extents() + self.incoming_extents
+        self.spare.extents() + self.incoming_extents + self.copying.len() as u64
     }
 
     /// Its space reservation in extents.
@@ -112,6 +113,22 @@ impl Volumes {
             .saturating_mul(self.extent_bytes)
     }
 
+    /// What a snapshot adds to the extents owed to a volume: its mapped ones no longer count.
+    pub(crate) fn entitlement_after_freeze(&self, volume: &PoolVolume) -> u64 {
+        let reservation = volume.reservation(self.extent_bytes);
+        let owed = reservation.saturating_sub(volume.unused());
+        owed.saturating_sub(volume.entitlement)
+    }
+
+    /// Extents that can be promised in addition, without the surplus of these volumes.
+    pub(crate) fn promisable(&self, extents: &Extents, except: &BTreeSet<VolumeId>) -> u64 {
+        let others = self.by_id.iter().filter(|(id, _)| !except.contains(id));
+        let spare: u64 = others
+            .map(|(_, other)| self.spare_online(extents, other))
+            .sum();
+        (extents.clean_online() + extents.dirty_online() + spare).saturating_sub(self.promised)
+    }
+
     /// Clean or dirty extents must cover a promise, so other volumes return surplus.
     pub(crate) fn make_room_for_reservation(
         &mut self,
@@ -145,8 +162,20 @@ impl Volumes {
             .and_then(|volume| self.by_id.get(&volume))
             .map_or(0, PoolVolume::has);
         let needed = wanted.saturating_sub(has) + self.promised_to_others(volume);
+        let except = volume.into_iter().collect();
+        self.make_room(allocator, journal, needed, &except)
+    }
+
+    /// Other volumes return surplus until `needed` extents are clean or dirty.
+    pub(crate) fn make_room(
+        &mut self,
+        allocator: &mut Allocator,
+        journal: &mut Journal,
+        needed: u64,
+        except: &BTreeSet<VolumeId>,
+    ) -> Result<()> {
         let others: Vec<VolumeId> = self.by_id.keys().copied().collect();
-        for other in others.into_iter().filter(|id| Some(*id) != volume) {
+        for other in others.into_iter().filter(|id| !except.contains(id)) {
             let free = allocator.extents.clean_online() + allocator.extents.dirty_online();
             let lacks = needed.saturating_sub(free);
             self.return_spare(allocator, journal, other, lacks)?;

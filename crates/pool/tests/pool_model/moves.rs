@@ -274,7 +274,9 @@ impl World {
                     assert_eq!(known.map[&logical].0, device.0);
                     return false;
                 }
-                FaultAnswer::Hole { .. } => panic!("a write got a hole"),
+                other @ (FaultAnswer::Hole { .. } | FaultAnswer::Shared { .. }) => {
+                    panic!("a write got {other:?}")
+                }
             }
         }
         panic!("a write that goes in circles");
