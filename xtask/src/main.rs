@@ -30,15 +30,9 @@ use crate::cargo::{cargo, repository, target_folder};
 const PACKAGE_BUILD_LIMIT: Duration = Duration::from_secs(60 * 60);
 
 const USAGE: &str = "\
-<<<<<<< HEAD
-cargo xtask test [SUITE...]    run every test there is, or the suites named: unit system fuzz guest
-cargo xtask ci                 all that CI runs: check, bench instructions --quick, every test
-cargo xtask check [STEP...]    fmt clippy layers licences docs shape words
-=======
 cargo xtask test [SUITE...]    run all tests, or the named suites: unit system fuzz guest
 cargo xtask ci                 everything that CI runs: check, bench instructions --quick, all tests
-cargo xtask check [STEP...]    fmt clippy layers licences docs shape
->>>>>>> c18feb5d (Say the messages of the program and the libraries plainly)
+cargo xtask check [STEP...]    fmt clippy layers licences docs shape words
 cargo xtask fuzz [--seconds N] [TARGET...]
 cargo xtask bench NAME [--quick] [--release] [--json FILE] [--only NAME]
 cargo xtask sim FIGURE|all [--quick] [--svg FOLDER]
