@@ -20,6 +20,7 @@ const MDTS_BYTES: u32 = 64 << 10;
 const GEOMETRY: NamespaceGeometry = NamespaceGeometry {
     block_bytes: 512,
     block_count: 1 << 20,
+    write_protected: false,
 };
 
 struct World;

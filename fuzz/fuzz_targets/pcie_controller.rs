@@ -45,6 +45,7 @@ impl AdminEnv for World {
             geometry: NamespaceGeometry {
                 block_bytes: 512,
                 block_count: 1 << 20,
+                write_protected: false,
             },
             used_blocks: 8,
             extent_bytes: 64 << 10,

@@ -162,10 +162,7 @@ impl Lane {
 
     #[inline]
     pub(crate) fn geometry(&self) -> NamespaceGeometry {
-        NamespaceGeometry {
-            block_bytes: self.volume.config.block_bytes,
-            block_count: self.volume.blocks(),
-        }
+        self.volume.geometry()
     }
 
     pub(crate) fn health(&self) -> Health {

@@ -5,6 +5,7 @@
 //! allows writes. A new engine gets every outstanding grant again, so its set covers a dead
 //! engine's writes.
 
+use forebay_nvme::io::NamespaceGeometry;
 use forebay_xlate::boundary::message::VolumeConfig;
 use forebay_xlate::table::Table;
 use forebay_xlate::{DeviceIndex, VolumeId};
@@ -42,17 +43,20 @@ impl Volume {
         let extents = config
             .size_bytes
             .div_ceil(u64::from(config.extent_bytes.max(1)));
-        valid.then(|| Self {
+        let volume = valid.then(|| Self {
             table: Table::new(extents),
             extent_shift: config.extent_bytes.trailing_zeros(),
             commits: Arc::default(),
             config,
-        })
+        })?;
+        volume.table.set_epoch(volume.config.epoch);
+        Some(volume)
     }
 
     /// The volume with a larger size; `None` for any other change.
     pub(crate) fn grown(&self, config: VolumeConfig) -> Option<Self> {
-        let same = config.block_bytes == self.config.block_bytes
+        let same = config.read_only == self.config.read_only
+            && config.block_bytes == self.config.block_bytes
             && config.extent_bytes == self.config.extent_bytes
             && config.size_bytes >= self.config.size_bytes
             && config
@@ -68,6 +72,14 @@ impl Volume {
         })
     }
 
+    /// The configuration with the present epoch, which a freeze changes.
+    pub(crate) fn present_config(&self) -> VolumeConfig {
+        VolumeConfig {
+            epoch: self.table.epoch(),
+            ..self.config.clone()
+        }
+    }
+
     pub(crate) fn id(&self) -> VolumeId {
         self.config.volume
     }
@@ -79,6 +91,29 @@ impl Volume {
 
     pub(crate) fn blocks(&self) -> u64 {
         self.config.size_bytes / u64::from(self.config.block_bytes)
+    }
+
+    #[inline]
+    pub(crate) fn geometry(&self) -> NamespaceGeometry {
+        NamespaceGeometry {
+            block_bytes: self.config.block_bytes,
+            block_count: self.blocks(),
+            write_protected: self.config.read_only,
+        }
+    }
+
+    /// The volume, write-protected, with all its grants.
+    #[cfg(test)]
+    pub(crate) fn protected(&self) -> Arc<Self> {
+        Arc::new(Self {
+            config: VolumeConfig {
+                read_only: true,
+                ..self.config.clone()
+            },
+            table: self.table.grown(self.table.extents()),
+            extent_shift: self.extent_shift,
+            commits: self.commits.clone(),
+        })
     }
 
     /// Call it before the grant (0: durable) is installed.
@@ -119,5 +154,33 @@ impl Volume {
 
     pub(crate) fn is_committed(&self, sequence: u64) -> bool {
         self.commits.committed.load(Acquire) >= sequence
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_volume_only_grows() {
+        let config = VolumeConfig {
+            volume: VolumeId(1),
+            uuid: [1; 16],
+            read_only: false,
+            size_bytes: 1 << 20,
+            block_bytes: 4096,
+            extent_bytes: 64 << 10,
+            epoch: 0,
+        };
+        let volume = Volume::new(config.clone()).unwrap();
+        let changed = |change: fn(&mut VolumeConfig)| {
+            let mut config = config.clone();
+            change(&mut config);
+            volume.grown(config).map(|volume| volume.blocks())
+        };
+        assert_eq!(changed(|config| config.size_bytes += 4096), Some(257));
+        assert_eq!(changed(|config| config.size_bytes -= 4096), None);
+        assert_eq!(changed(|config| config.block_bytes = 512), None);
+        assert_eq!(changed(|config| config.read_only = true), None);
     }
 }

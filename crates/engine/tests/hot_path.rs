@@ -268,7 +268,7 @@ fn claims() -> bool {
                 revoke: 1,
                 volume,
                 range,
-                keep: None,
+                freeze: None,
                 release: None,
             };
             let word = Word::preallocated(DeviceIndex(0), ExtentIndex(range.count + 10)).unwrap();

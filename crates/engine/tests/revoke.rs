@@ -82,14 +82,7 @@ impl Daemon {
             .set_len(device_bytes)
             .unwrap();
         daemon.order(|request| ToEngine::SetDevice { request, device }, vec![]);
-        let volume = VolumeConfig {
-            volume: V,
-            uuid: [2; 16],
-            size_bytes: 8 << 20,
-            block_bytes: 4096,
-            extent_bytes: EXTENT_BYTES as u32,
-        };
-        daemon.order(|request| ToEngine::SetVolume { request, volume }, vec![]);
+        daemon.set_volume(0);
         let export = ExportConfig {
             export: ExportId(1),
             volume: V,
@@ -111,6 +104,19 @@ impl Daemon {
         };
         daemon.order(listen, vec![listener.into()]);
         daemon
+    }
+
+    fn set_volume(&mut self, epoch: u16) {
+        let volume = VolumeConfig {
+            volume: V,
+            uuid: [2; 16],
+            read_only: false,
+            size_bytes: 8 << 20,
+            block_bytes: 4096,
+            extent_bytes: EXTENT_BYTES as u32,
+            epoch,
+        };
+        self.order(|request| ToEngine::SetVolume { request, volume }, vec![]);
     }
 
     fn say(&mut self, message: ToEngine) {
@@ -170,7 +176,12 @@ impl Daemon {
     }
 
     fn grant(&mut self, extent: u64, at: u64) {
+        self.grant_in(0, extent, at);
+    }
+
+    fn grant_in(&mut self, epoch: u16, extent: u64, at: u64) {
         let word = Word::new(DeviceIndex(0), ExtentIndex(at), Rights::ReadWrite).unwrap();
+        let word = word.with_epoch(epoch);
         self.say(ToEngine::Grants {
             grants: vec![GrantOf {
                 volume: V,
@@ -181,13 +192,27 @@ impl Daemon {
         });
     }
 
+    fn freeze(&mut self, revoke: u64, epoch: u16) {
+        let whole = ExtentRange::new(0, (8 << 20) / EXTENT_BYTES);
+        self.revoke_range(revoke, whole, Some(epoch));
+    }
+
     /// Returns other messages received before the acknowledgement.
     fn revoke(&mut self, revoke: u64, extent: u64) -> Vec<FromEngine> {
+        self.revoke_range(revoke, ExtentRange::new(extent, 1), None)
+    }
+
+    fn revoke_range(
+        &mut self,
+        revoke: u64,
+        range: ExtentRange,
+        freeze: Option<u16>,
+    ) -> Vec<FromEngine> {
         self.say(ToEngine::Revoke {
             revoke,
             volume: V,
-            range: ExtentRange::new(extent, 1),
-            keep: None,
+            range,
+            freeze,
             release: None,
         });
         let mut heard = Vec::new();
@@ -285,6 +310,56 @@ fn revoke_from_sleeping_reactor() {
         }
     }
     assert!(was_quick, "nobody wakes a reactor that sleeps");
+}
+
+#[test]
+fn a_frozen_extent_is_copied_before_it_is_written() {
+    let mut daemon = Daemon::start(2);
+    let (_admin, mut io) = attach(daemon.address, &nqn(1), PLAIN, false);
+    let (old, new, later) = ([1; 4096], [2; 4096], [3; 4096]);
+    daemon.grant(0, 5);
+    assert_eq!(io.write(0, &old, 4096).status(), Status::SUCCESS);
+    // A failed snapshot gives the right back.
+    daemon.freeze(1, 1);
+    daemon.set_volume(0);
+    assert_eq!(io.write(1, &old, 4096).status(), Status::SUCCESS);
+    daemon.freeze(2, 1);
+    assert_eq!(io.read(0, 2, 4096), [old, old].concat());
+    send_write(&mut io, 0, &new);
+    assert!(daemon.fault().write);
+    // Copied by the internal lane, then granted in the new epoch.
+    let device = DeviceIndex(0);
+    let work = Job::Copy {
+        from: device,
+        source: ExtentIndex(5),
+        to: device,
+        target: ExtentIndex(9),
+        count: 1,
+    };
+    daemon.say(ToEngine::Job { job: 3, work });
+    let done = daemon.until(|message| match message {
+        FromEngine::JobDone { job: 3, errno } => Some(errno),
+        _ => None,
+    });
+    assert_eq!(done, None);
+    daemon.grant_in(1, 0, 9);
+    assert_eq!(io.response().status(), Status::SUCCESS);
+    assert_eq!(io.read(0, 2, 4096), [new, old].concat());
+    // The frozen extent still has the old data.
+    daemon.grant(20, 5);
+    let frozen = 20 * EXTENT_BYTES / 4096;
+    assert_eq!(io.read(frozen, 2, 4096), [old, old].concat());
+    send_write(&mut io, frozen, &later);
+    assert_eq!(
+        daemon.fault(),
+        FaultAsk {
+            volume: V,
+            extent: 20,
+            write: true
+        }
+    );
+    daemon.grant_in(1, 20, 30);
+    assert_eq!(io.response().status(), Status::SUCCESS);
 }
 
 /// Fewest rounds of [`parked_command_translates_again`]; timing decides whether the reactor runs in

@@ -10,6 +10,10 @@ pub(crate) fn volumes(tenant: &str) -> String {
     format!("/v1/tenants/{}/volumes", segment(tenant))
 }
 
+pub(crate) fn snapshots(tenant: &str) -> String {
+    format!("/v1/tenants/{}/snapshots", segment(tenant))
+}
+
 pub(crate) fn export(name: &VolumeName) -> String {
     format!(
         "/v1/exports/{}/{}",

@@ -66,6 +66,22 @@ fn tables_for_people_and_json_for_programs() {
 }
 
 #[test]
+fn snapshots_are_listed_apart_by_volume() {
+    let daemon = Daemon::start();
+    let text = daemon.text(&["volume", "snapshots"]);
+    let lines: Vec<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 2, "{text}");
+    assert!(lines[1].starts_with("acme/disk@monday"), "{text}");
+    assert!(lines[1].contains("2001-09-09T01:46:40"), "{text}");
+    assert!(lines[1].contains("3 MiB"), "{text}");
+    let of = |of: &str| daemon.json(&["volume", "snapshots", of]);
+    assert_eq!(of("acme/disk")[0]["name"], "disk@monday");
+    assert_eq!(of("acme/log"), Value::Array(Vec::new()));
+    let text = daemon.text(&["volume", "snapshot", "acme/disk@tuesday"]);
+    assert_eq!(text.trim_end(), "snapshot acme/disk@tuesday taken");
+}
+
+#[test]
 fn typed_commands_become_api_requests() {
     let daemon = Daemon::start();
     for (args, expected) in [
@@ -101,6 +117,28 @@ fn typed_commands_become_api_requests() {
         (
             &["volume", "set", "acme/disk", "--reserve", "64K"],
             "VolumeUpdate { size_bytes: None, reserved_bytes: Some(65536) }",
+        ),
+        (
+            &["volume", "snapshot", "acme/disk@monday", "acme/log@monday"],
+            "POST /v1/tenants/acme/snapshots SnapshotsTake { snapshots: [\"disk@monday\", \"log@monday\"] }",
+        ),
+        (
+            &["volume", "clone", "acme/disk@monday", "other/disk"],
+            "POST /v1/tenants/acme/volumes/disk@monday/clone VolumeClone { tenant: Some(\"other\"), name: \"disk\", \
+             reserved_bytes: 0 }",
+        ),
+        (
+            &["volume", "clone", "a/b@c", "a/d", "--reserve", "full"],
+            "reserved_bytes: 1048576",
+        ),
+        (
+            &["volume", "rollback", "acme/disk@monday"],
+            "POST /v1/tenants/acme/volumes/disk/rollback VolumeRollback { snapshot: \"disk@monday\", \
+             while_connected: false }",
+        ),
+        (
+            &["volume", "rollback", "a/b@c", "--while-connected"],
+            "while_connected: true",
         ),
         (
             &["pool", "set", "--placement", "fill", "--warn-percent", "70"],
@@ -352,7 +390,7 @@ fn a_check_that_finds_something_fails_unless_it_repaired_it() {
 #[test]
 fn refusals_go_to_stderr_with_a_hint() {
     let daemon = Daemon::start();
-    let cases: [(&[&str], i32, &[&str]); 7] = [
+    let cases: [(&[&str], i32, &[&str]); 8] = [
         (
             &["tenant", "create", "taken"],
             5,
@@ -378,6 +416,11 @@ fn refusals_go_to_stderr_with_a_hint() {
         ),
         (&["status"], 1, &["error: the daemon is stopping\n"]),
         (&["tenant"], 2, &["Usage"]),
+        (
+            &["volume", "snapshot", "a/b@c", "d/b@c"],
+            1,
+            &["error: these snapshots are of several tenants", "hint: "],
+        ),
         (&["volume", "create", "acme"], 2, &["TENANT/VOLUME"]),
     ];
     for (args, code, parts) in cases {

@@ -290,6 +290,7 @@ const _: () = {
     assert!(offset_of!(IdentifyNamespace, npwg) == 64);
     assert!(offset_of!(IdentifyNamespace, nows) == 72);
     assert!(offset_of!(IdentifyNamespace, anagrpid) == 92);
+    assert!(offset_of!(IdentifyNamespace, nsattr) == 99);
     assert!(offset_of!(IdentifyNamespace, nguid) == 104);
     assert!(offset_of!(IdentifyNamespace, lbaf) == 128);
 };
@@ -437,7 +438,7 @@ pub struct IndependentNamespace {
     pub fpi: u8,
     /// ANA group.
     pub anagrpid: U32,
-    /// Attributes.
+    /// As [`IdentifyNamespace::nsattr`].
     pub nsattr: u8,
     /// Reserved.
     pub reserved9: u8,

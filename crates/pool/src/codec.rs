@@ -364,7 +364,7 @@ pub(crate) fn decode_reservations(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::records::{ExportId, SocketOwner};
+    use crate::records::{ExportId, LayerId, MapId, SocketOwner, TenantId};
 
     #[test]
     fn only_exports_that_are_new_have_a_new_version() {
@@ -412,6 +412,57 @@ mod tests {
         };
         assert!(decode_export(&encode_export(&many).unwrap()).is_err());
     }
+
+    /// An earlier version reads it; one with layers it refuses by its version.
+    #[test]
+    fn only_volumes_with_layers_have_a_new_version() {
+        let plain = VolumeRecord {
+            id: VolumeId(7),
+            uuid: uuid::Uuid::from_bytes([9; 16]),
+            tenant: TenantId(1),
+            name: "db".into(),
+            size_bytes: 1 << 20,
+            block_bytes: 512,
+            reserved_bytes: 4096,
+            created_s: 3,
+            layering: Layering::default(),
+        };
+        // The format before layers.
+        let mut old = vec![VERSION, 7];
+        old.extend([9; 16]);
+        old.extend([1, 2, b'd', b'b', 0x80, 0x80, 0x40, 0x80, 4, 0x80, 0x20, 3]);
+        assert_eq!(encode_volume(&plain).unwrap(), old);
+        assert_eq!(decode_volume(&old).unwrap(), plain);
+        let layerings = [
+            Layering {
+                map: Some(MapId(300)),
+                ..Layering::default()
+            },
+            Layering {
+                parent: Some(LayerId(1 << 40)),
+                ..Layering::default()
+            },
+            Layering {
+                freezes: u64::MAX,
+                ..Layering::default()
+            },
+            Layering {
+                snapshot_of: Some(VolumeId(7)),
+                ..Layering::default()
+            },
+        ];
+        for layering in layerings {
+            let new = VolumeRecord {
+                layering,
+                ..plain.clone()
+            };
+            let bytes = encode_volume(&new).unwrap();
+            assert_eq!(decode_volume(&bytes).unwrap(), new);
+            let error = decode::<VolumeRecord>(&bytes).unwrap_err().to_string();
+            assert!(error.contains("version 5"), "{error}");
+        }
+    }
+
     use proptest::prelude::*;
 
     fn map_runs() -> impl Strategy<Value = Vec<MapRun>> {

@@ -86,10 +86,11 @@ impl Unknown {
 #[cfg(test)]
 mod tests {
     use crate::{
+        NewDevice, NewSnapshot, NewVolume, Pool, PoolSpec,
         catalog::Catalog,
         journal::batch::{Batch, BatchId, Key, Table},
         mirror::area::Area,
-        open::load::load,
+        open::{create::create, load::load},
         store::MemStore,
     };
     use forebay_xlate::types::DeviceIndex;
@@ -124,5 +125,58 @@ mod tests {
         assert!(opened(3, &[b'a'; 500]).contains(&format!("\"{}\"", "a".repeat(30))));
         // A compatible bit has no effect, so the record's version is the error.
         assert!(opened(1, b"hints").contains("version 99"));
+    }
+
+    /// Earlier versions open a pool until its first snapshot.
+    #[test]
+    fn a_feature_is_set_at_its_first_use() {
+        let device = NewDevice {
+            spec: "mem".into(),
+            store: Arc::new(MemStore::new((11 << 20) + (64 << 16))),
+            block_bytes: 512,
+            known_zero: true,
+        };
+        let spec = PoolSpec {
+            name: "p".into(),
+            extent_bytes: 1 << 16,
+            devices: vec![device],
+            settings: Default::default(),
+            force: false,
+            now_s: 0,
+        };
+        let (mut pool, catalog) = create(&spec).unwrap();
+        pool.create_tenant("t", 0).unwrap();
+        let new = NewVolume {
+            tenant: "t".into(),
+            name: "v".into(),
+            size_bytes: 1 << 20,
+            block_bytes: None,
+            reserved_bytes: 0,
+        };
+        let volume = pool.create_volume(&new, 0).unwrap();
+        let commit = |pool: &mut Pool| {
+            let batch = pool.take_batch().unwrap().unwrap();
+            catalog.commit(&batch).unwrap();
+            pool.committed(batch.id()).unwrap();
+        };
+        let features = || {
+            let mut found = Vec::new();
+            let mut visit = |table, a, b, value: &[u8]| {
+                if table == Table::Features {
+                    found.push((a, b, value.to_vec()));
+                }
+                Ok(())
+            };
+            catalog.load(&mut visit).unwrap();
+            found
+        };
+        commit(&mut pool);
+        assert_eq!(features(), []);
+        let name = "s".into();
+        pool.snapshots()
+            .take(&[NewSnapshot { volume, name }], 0)
+            .unwrap();
+        commit(&mut pool);
+        assert_eq!(features(), [(3, 0, b"layers".to_vec())]);
     }
 }

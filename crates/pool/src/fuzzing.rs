@@ -3,13 +3,13 @@
 //! opening yields the last committed pool or an error.
 
 use crate::{
-    BLOCK_BYTES, BlockStore, Catalog, DeviceRun, ExportRecord, MemStore, NewDevice, NewVolume,
-    OpenDevice, Pool, PoolSettings, PoolSpec, Volumes, catalog::Usage, create, error::Result,
-    journal::batch::Table, open, open::load::load_records,
+    BLOCK_BYTES, BatchId, BlockStore, Catalog, DeviceRun, ExportRecord, MemStore, NewClone,
+    NewDevice, NewSnapshot, NewVolume, OpenDevice, Pool, PoolSettings, PoolSpec, Volumes,
+    catalog::Usage, create, error::Result, journal::batch::Table, open, open::load::load_records,
 };
 use forebay_xlate::types::{ExtentIndex, VolumeId};
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     io,
     sync::{Arc, Mutex, OnceLock, PoisonError},
 };
@@ -27,12 +27,60 @@ struct Template {
     volumes: Vec<String>,
 }
 
-fn commit(pool: &mut Pool, catalog: &Catalog) -> Result<()> {
-    if let Some(batch) = pool.take_batch()? {
-        catalog.commit(&batch)?;
-        pool.committed(batch.id())?;
+/// The template in the making.
+struct Making {
+    pool: Pool,
+    catalog: Catalog,
+}
+
+impl Making {
+    fn commit(&mut self) -> Result<()> {
+        if let Some(batch) = self.pool.take_batch()? {
+            self.catalog.commit(&batch)?;
+            self.pool.committed(batch.id())?;
+        }
+        Ok(())
     }
-    Ok(())
+
+    /// A snapshot with a clone, hidden extents, and a merge in progress.
+    fn add_layers(&mut self) -> Result<()> {
+        let of = |pool: &Pool, name| pool.volume_by_name("t", name).map(|volume| volume.id);
+        for name in ["a", "b"] {
+            let pool = &mut self.pool;
+            let volume = of(pool, name)?;
+            let name = "s".into();
+            let taken = pool.snapshots().take(&[NewSnapshot { volume, name }], 0)?;
+            self.commit()?;
+            let pool = &mut self.pool;
+            for logical in [3, 41, 521] {
+                pool.fault(volume, ExtentIndex(logical), true)?;
+            }
+            if pool.snapshots().begin_copy(volume, ExtentIndex(0))?.is_ok() {
+                pool.snapshots().end_copy(volume, ExtentIndex(0))?;
+            }
+            pool.commit_mappings(volume, u64::MAX, |_| true)?;
+            pool.release(volume, ExtentIndex(7), 1, &BTreeSet::new())?;
+            let clone = NewClone {
+                snapshot: taken.first().copied().unwrap_or(volume),
+                tenant: "t".into(),
+                name: format!("{}2", pool.volume(volume)?.name),
+                reserved_bytes: 0,
+            };
+            pool.snapshots().clone_snapshot(&clone, 0)?;
+            self.commit()?;
+        }
+        // Only the volume needs this layer now.
+        for name in ["b@s", "b2"] {
+            let volume = of(&self.pool, name)?;
+            self.pool.delete_volume(volume, &BTreeSet::new())?;
+        }
+        self.commit()?;
+        let pool = &mut self.pool;
+        if let Some(step) = pool.snapshots().next_merge(None) {
+            pool.snapshots().merge(&step)?;
+        }
+        self.commit()
+    }
 }
 
 fn make() -> Result<Template> {
@@ -50,8 +98,9 @@ fn make() -> Result<Template> {
         force: false,
         now_s: 0,
     };
-    let (mut pool, catalog) = create(&spec)?;
-    pool.create_tenant("t", 0)?;
+    let (pool, catalog) = create(&spec)?;
+    let mut made = Making { pool, catalog };
+    made.pool.create_tenant("t", 0)?;
     for name in ["a", "b", "c"] {
         let new = NewVolume {
             tenant: "t".into(),
@@ -60,17 +109,18 @@ fn make() -> Result<Template> {
             block_bytes: None,
             reserved_bytes: 0,
         };
-        let volume = pool.create_volume(&new, 0)?;
-        pool.reserve(volume, 16)?;
-        commit(&mut pool, &catalog)?;
+        let volume = made.pool.create_volume(&new, 0)?;
+        made.pool.reserve(volume, 16)?;
+        made.commit()?;
         for logical in [0, 1, 2, 7, 40, 520] {
-            pool.fault(volume, ExtentIndex(logical), true)?;
+            made.pool.fault(volume, ExtentIndex(logical), true)?;
         }
-        pool.commit_mappings(volume, u64::MAX, |_| true)?;
-        commit(&mut pool, &catalog)?;
+        made.pool.commit_mappings(volume, u64::MAX, |_| true)?;
+        made.commit()?;
     }
+    made.add_layers()?;
     let mut records = Records::new();
-    catalog.load(|table, a, b, value| {
+    made.catalog.load(|table, a, b, value| {
         records.insert((table, a, b), value.to_vec());
         Ok(())
     })?;
@@ -81,8 +131,8 @@ fn make() -> Result<Template> {
     Ok(Template {
         image: Arc::new(image),
         records,
-        usage: catalog.usage(),
-        volumes: names(pool.volumes()),
+        usage: made.catalog.usage(),
+        volumes: names(made.pool.volumes()),
     })
 }
 
@@ -103,33 +153,75 @@ fn names(volumes: &Volumes) -> Vec<String> {
     names
 }
 
-/// Uses the loaded pool.
-fn exercise(pool: &mut Pool) {
-    let _ = pool.finish_adoption(false);
-    let report = pool.check().expect("adoption is finished");
-    let _ = pool.repair(&report);
-    let volumes: Vec<VolumeId> = pool.volumes().records().map(|volume| volume.id).collect();
-    for volume in volumes.into_iter().take(4) {
-        for logical in [0, 1, 41, 521] {
-            let _ = pool.fault(volume, ExtentIndex(logical), false);
-            let _ = pool.fault(volume, ExtentIndex(logical), true);
+/// Uses a loaded pool.
+struct Exercise<'a>(&'a mut Pool);
+
+impl Exercise<'_> {
+    fn all(&mut self) {
+        let pool = &mut *self.0;
+        let _ = pool.finish_adoption(false);
+        let report = pool.check().expect("adoption is finished");
+        let _ = pool.repair(&report);
+        let volumes: Vec<VolumeId> = pool.volumes().records().map(|volume| volume.id).collect();
+        for volume in volumes.iter().copied().take(6) {
+            for logical in [0, 1, 7, 41, 521].map(ExtentIndex) {
+                let _ = pool.fault(volume, logical, false);
+                let _ = pool.fault(volume, logical, true);
+                let _ = pool.snapshots().begin_copy(volume, logical);
+                let _ = pool.snapshots().end_copy(volume, logical);
+            }
+            let _ = pool.reserve(volume, 8);
+            let _ = pool.release(volume, ExtentIndex(0), 2, &BTreeSet::new());
         }
-        let _ = pool.reserve(volume, 8);
-        let _ = pool.release(
-            volume,
-            ExtentIndex(0),
-            2,
-            &std::collections::BTreeSet::new(),
-        );
+        self.layers(&volumes);
+        let pool = &mut *self.0;
+        let _: Vec<&ExportRecord> = pool.exports().iter().collect();
+        for device in pool.devices().to_vec() {
+            let _ = pool
+                .allocator()
+                .extent_state(DeviceRun::new(device.index, 0, 1));
+            let _ = pool.take_dirty(device.index, 64);
+        }
+        let _ = pool.take_batch();
+        let _ = pool.check();
     }
-    let _: Vec<&ExportRecord> = pool.exports().iter().collect();
-    for device in pool.devices().to_vec() {
-        let _ = pool
-            .allocator()
-            .extent_state(DeviceRun::new(device.index, 0, 1));
-        let _ = pool.take_dirty(device.index, 64);
+
+    fn layers(&mut self, volumes: &[VolumeId]) {
+        let pool = &mut *self.0;
+        let _ = pool.take_batch();
+        let _ = pool.committed(BatchId(1));
+        let merge = |pool: &mut Pool| {
+            for _ in 0..8 {
+                if let Some(step) = pool.snapshots().next_merge(None) {
+                    let _ = pool.snapshots().merge(&step);
+                }
+                let _ = pool.delete_more();
+            }
+        };
+        merge(pool);
+        for volume in volumes.iter().copied().take(4) {
+            let _ = pool.commit_mappings(volume, u64::MAX, |_| true);
+            let batch = pool.take_batch();
+            let _ = batch.map(|batch| batch.map(|batch| pool.committed(batch.id())));
+            let _ = pool.volumes().mapped_bytes(volume, 0, 64);
+            let name = "new".into();
+            let taken = pool.snapshots().take(&[NewSnapshot { volume, name }], 0);
+            for snapshot in taken.iter().flatten().chain(volumes.last()).copied() {
+                let clone = NewClone {
+                    snapshot,
+                    tenant: "t".into(),
+                    name: format!("c{}", snapshot.0),
+                    reserved_bytes: 0,
+                };
+                let _ = pool.snapshots().clone_snapshot(&clone, 0);
+                let _ = pool
+                    .snapshots()
+                    .roll_back(volume, snapshot, &BTreeSet::new());
+            }
+            let _ = pool.delete_volume(volume, &BTreeSet::new());
+        }
+        merge(pool);
     }
-    let _ = pool.take_batch();
 }
 
 /// Changes records, loads and uses the pool. The input is a list of changes: table, key (two
@@ -167,7 +259,7 @@ pub fn records(mut input: &[u8]) {
         _ => Err(crate::PoolError::invalid("a large device")),
     };
     if let Ok(mut pool) = load_records(source, template.usage.clone(), small) {
-        exercise(&mut pool);
+        Exercise(&mut pool).all();
     }
 }
 
@@ -269,6 +361,6 @@ pub fn image(input: &[u8]) {
             template.volumes,
             "a silent loss"
         );
-        exercise(&mut opened.pool);
+        Exercise(&mut opened.pool).all();
     }
 }

@@ -68,7 +68,7 @@ pub use pool::{
     budgets::Budgets,
     exports::{Exports, MAX_HOSTS, NQN_PREFIX},
     hosts::{Hosts, MAX_PORTS, MAX_RECENT},
-    snapshots::{NewClone, NewSnapshot, SNAPSHOT_MARK},
+    snapshots::{NewClone, NewSnapshot, SNAPSHOT_MARK, Snapshots},
     tenants::Tenants,
 };
 pub use records::{
@@ -81,5 +81,6 @@ pub use volumes::{
     copies::{CopyFailure, ExtentCopy},
     faults::{FaultAnswer, Released},
     merge::MergeStep,
+    needed::{Unneeded, UnneededCursor},
     preallocated::Around,
 };

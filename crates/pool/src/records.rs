@@ -148,7 +148,7 @@ impl VolumeRecord {
 
     /// The epoch after its next snapshot.
     pub fn next_epoch(&self) -> u16 {
-        ((self.layering.freezes + 1) % EPOCHS) as u16
+        (self.layering.freezes.wrapping_add(1) % EPOCHS) as u16
     }
 }
 

@@ -2,10 +2,10 @@
 //! words.
 //!
 //! A revoke counts the overlapping slices in flight; when they have ended, the reactor answers.
-//! Later slices see cleared words. A revoke of writing (`keep: Read`) counts only writes. The array
-//! is fixed, as this is on the I/O path.
+//! Later slices see cleared words, or the new epoch. A freeze counts only writes. The array is fixed,
+//! as this is on the I/O path.
 
-use crate::types::{ExtentRange, Rights, VolumeId};
+use crate::types::{ExtentRange, VolumeId};
 
 /// The most revokes that a reactor drains at once.
 pub const MAX_DRAINS: usize = 64;
@@ -76,8 +76,8 @@ impl<const N: usize> Drains<N> {
         self.next_number
     }
 
-    /// Takes a revoke after its words are cleared; `in_flight` is this reactor's. True: answer at
-    /// once.
+    /// Takes a revoke after its words are cleared, or a freeze (`writes_only`) after its epoch is
+    /// set; `in_flight` is this reactor's. True: answer at once.
     ///
     /// # Panics
     /// If more than `N` are active, which the sender must prevent.
@@ -86,14 +86,14 @@ impl<const N: usize> Drains<N> {
         revoke: u64,
         volume: VolumeId,
         range: ExtentRange,
-        keep: Option<Rights>,
+        writes_only: bool,
         in_flight: impl Iterator<Item = SliceSpan>,
     ) -> bool {
         let mut drain = Drain {
             revoke,
             volume,
             range,
-            writes_only: keep == Some(Rights::Read),
+            writes_only,
             before: self.next_number,
             remaining: 0,
         };
@@ -175,7 +175,7 @@ mod tests {
             1,
             V,
             ExtentRange::new(4, 2),
-            None,
+            false,
             [a, b, c, other].into_iter()
         ));
         let later = slice(&mut d, 4, true);
@@ -191,22 +191,16 @@ mod tests {
     }
 
     #[test]
-    fn a_revoke_of_writing_leaves_reads_alone() {
+    fn a_freeze_leaves_reads_alone() {
         let mut d = <Drains>::default();
         let read = slice(&mut d, 1, false);
-        assert!(d.post(
-            1,
-            V,
-            ExtentRange::new(0, 10),
-            Some(Rights::Read),
-            [read].into_iter()
-        ));
+        assert!(d.post(1, V, ExtentRange::new(0, 10), true, [read].into_iter()));
         let write = slice(&mut d, 1, true);
         assert!(!d.post(
             2,
             V,
             ExtentRange::new(0, 10),
-            Some(Rights::Read),
+            true,
             [read, write].into_iter()
         ));
         let mut done = vec![];
@@ -221,11 +215,11 @@ mod tests {
         let mut d = Drains::<1>::default();
         let hung = slice(&mut d, 1, true);
         let range = ExtentRange::new(1, 1);
-        assert!(!d.post(1, V, range, None, [hung].into_iter()));
+        assert!(!d.post(1, V, range, false, [hung].into_iter()));
         d.abandon(1);
         d.abandon(1);
         assert!(d.is_empty());
-        assert!(!d.post(1, V, range, None, [hung].into_iter()));
+        assert!(!d.post(1, V, range, false, [hung].into_iter()));
         let mut done = vec![];
         d.ended(&hung, |r| done.push(r));
         assert_eq!(done, [1]);

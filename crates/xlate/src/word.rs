@@ -1,15 +1,24 @@
 //! One translation in 64 bits, so that a hit is one atomic load.
 //!
-//! Bits 0..40 are the device's extent, 40..48 the device, 62..64 the rights; 0 is a miss. Bit 61
-//! marks a preallocated extent, which the first write claims ([`Word::claimed`]).
+//! Bits 0..40 are the device's extent, 40..48 the device, 48..61 the epoch, 62..64 the rights; 0 is
+//! a miss. Bit 61 marks a preallocated extent, which the first write claims ([`Word::claimed`]).
+//!
+//! A snapshot advances its volume's epoch, which revokes the write right of every word at once: a
+//! word of another epoch is only for reading ([`Word::as_of`]).
 
 use crate::types::{DeviceIndex, ExtentIndex, Rights};
 
 const EXTENT_BITS: u32 = 40;
 const EXTENT_MASK: u64 = (1 << EXTENT_BITS) - 1;
 const DEVICE_SHIFT: u32 = EXTENT_BITS;
+const EPOCH_SHIFT: u32 = 48;
+const PLACE_MASK: u64 = (1 << EPOCH_SHIFT) - 1;
 const PREALLOCATED: u64 = 1 << 61;
 const RIGHTS_SHIFT: u32 = 62;
+
+/// Epochs wrap here. A word must not outlive this many snapshots.
+pub const EPOCHS: u16 = 1 << 13;
+const EPOCH_MASK: u64 = (EPOCHS as u64 - 1) << EPOCH_SHIFT;
 
 /// A packed translation; [`Word::MISS`] is none.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -58,6 +67,46 @@ impl Word {
         } else {
             self
         }
+    }
+
+    /// The word of an epoch, of which 13 bits count. Plain holes and misses have none.
+    pub const fn with_epoch(self, epoch: u16) -> Word {
+        if self.place().is_none() {
+            return self;
+        }
+        Word(self.0 & !EPOCH_MASK | (epoch as u64) << EPOCH_SHIFT & EPOCH_MASK)
+    }
+
+    /// The epoch of its grant.
+    pub const fn epoch(self) -> u16 {
+        ((self.0 & EPOCH_MASK) >> EPOCH_SHIFT) as u16
+    }
+
+    /// The effective word in the volume's present epoch, without an epoch. A word of another epoch
+    /// loses the write right; a preallocated one becomes a plain hole.
+    #[inline]
+    pub const fn as_of(self, epoch: u16) -> Word {
+        let bare = Word(self.0 & !EPOCH_MASK);
+        if self.epoch() == epoch {
+            bare
+        } else if bare.is_preallocated() {
+            Word::HOLE
+        } else {
+            bare.read_only()
+        }
+    }
+
+    const fn place(self) -> Option<u64> {
+        if self.0 >> RIGHTS_SHIFT >= 2 || self.is_preallocated() {
+            Some(self.0 & PLACE_MASK)
+        } else {
+            None
+        }
+    }
+
+    /// Whether both name a device's extent, and the same.
+    pub fn same_place(self, other: Word) -> bool {
+        self.place().is_some() && self.place() == other.place()
     }
 
     /// Any 64 bits are valid: unknown bits are ignored.
@@ -160,5 +209,45 @@ mod tests {
             assert_eq!(word.claimed(), word);
         }
         assert_eq!(Word::preallocated(device, ExtentIndex(1 << 40)), None);
+    }
+
+    #[test]
+    fn another_epoch_takes_the_write_right() {
+        let (device, extent) = (DeviceIndex(255), ExtentIndex(Word::MAX_DEVICE_EXTENT));
+        let stored = Word::new(device, extent, Rights::ReadWrite).unwrap();
+        let preallocated = Word::preallocated(device, extent).unwrap();
+        for epoch in [0, 1, 77, EPOCHS - 1] {
+            let other = (epoch + 1) % EPOCHS;
+            let word = stored.with_epoch(epoch);
+            assert_eq!((word.epoch(), word.as_of(epoch)), (epoch, stored));
+            assert_eq!(word.as_of(other), stored.read_only());
+            assert_eq!(word.read_only().as_of(other), stored.read_only());
+            let ahead = preallocated.with_epoch(epoch);
+            assert_eq!((ahead.epoch(), ahead.as_of(epoch)), (epoch, preallocated));
+            assert_eq!(ahead.as_of(other), Word::HOLE);
+            assert_eq!(ahead.claimed(), word);
+            for none in [Word::HOLE, Word::MISS] {
+                assert_eq!(none.with_epoch(epoch), none);
+                assert_eq!((none.as_of(epoch), none.as_of(other)), (none, none));
+            }
+        }
+        assert_eq!(stored.with_epoch(EPOCHS + 3), stored.with_epoch(3));
+        let first = Word::new(device, ExtentIndex(4), Rights::Read).unwrap();
+        assert_eq!(first.with_epoch(9).advance(2).epoch(), 9);
+    }
+
+    #[test]
+    fn places_are_compared_without_rights_and_epochs() {
+        let at =
+            |extent| Word::new(DeviceIndex(1), ExtentIndex(extent), Rights::ReadWrite).unwrap();
+        let ahead = Word::preallocated(DeviceIndex(1), ExtentIndex(5)).unwrap();
+        assert!(
+            at(5)
+                .with_epoch(3)
+                .same_place(at(5).read_only().with_epoch(4))
+        );
+        assert!(at(5).same_place(ahead));
+        assert!(!at(5).same_place(at(6)));
+        assert!(!Word::HOLE.same_place(Word::HOLE) && !Word::MISS.same_place(Word::HOLE));
     }
 }

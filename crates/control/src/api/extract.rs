@@ -124,7 +124,7 @@ impl<S: Send + Sync> FromRequestParts<S> for InTenant {
     }
 }
 
-/// `{tenant}` and `{volume}` of the path.
+/// `{tenant}` and `{volume}` of the path, which may be a snapshot.
 #[derive(IntoParams)]
 #[into_params(names("tenant", "volume"), parameter_in = Path)]
 pub(super) struct OfVolume(
@@ -140,12 +140,12 @@ impl<S: Send + Sync> FromRequestParts<S> for OfVolume {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let Path((tenant, volume)) = path::<(String, String), S>(parts, state).await?;
         validate::name("tenant", &tenant)?;
-        validate::name("volume", &volume)?;
+        validate::volume(&volume)?;
         Ok(Self(tenant, volume))
     }
 }
 
-/// `@` and a number may follow the volume, to select one of several exports.
+/// `@` and a number may follow the volume or snapshot, to select one of several exports.
 pub(super) struct OfExport(pub(super) String, pub(super) String);
 
 impl<S: Send + Sync> FromRequestParts<S> for OfExport {
@@ -154,13 +154,7 @@ impl<S: Send + Sync> FromRequestParts<S> for OfExport {
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let Path((tenant, export)) = path::<(String, String), S>(parts, state).await?;
         validate::name("tenant", &tenant)?;
-        let (volume, number) = export.split_once('@').unwrap_or((&export, "0"));
-        validate::name("volume", volume)?;
-        if number.parse::<u64>().is_err() {
-            return Err(ApiError::invalid(
-                "an export's name is VOLUME or VOLUME@NUMBER",
-            ));
-        }
+        validate::export(&export)?;
         Ok(Self(tenant, export))
     }
 }

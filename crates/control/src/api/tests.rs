@@ -1,5 +1,7 @@
 //! Tests of the API over a real socket.
 
+mod snapshots;
+
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -19,6 +21,7 @@ use crate::ownership::Installation;
 
 struct Daemon {
     client: Client,
+    handle: Option<Handle>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
     _folder: tempfile::TempDir,
@@ -26,7 +29,7 @@ struct Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        drop(self.stop.take());
+        drop((self.handle.take(), self.stop.take()));
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -50,16 +53,16 @@ where
             .unwrap();
         runtime.block_on(LocalSet::new().run_until(async move {
             let listener = bind(&path).unwrap();
-            ready.send(()).unwrap();
             let (handle, requests) = channel();
+            ready.send(handle.clone()).unwrap();
             let stop = async {
                 let _ = stopped.await;
             };
             tokio::join!(serve(listener, handle, stop), owner(requests));
         }));
     });
-    is_ready.recv().unwrap();
     Daemon {
+        handle: Some(is_ready.recv().unwrap()),
         client: Client::new(&socket).with_time_limit(Duration::from_secs(20)),
         stop: Some(stop),
         thread: Some(thread),
@@ -219,6 +222,9 @@ fn unknown_field_is_named_with_the_accepted_ones() {
         ("POST", "/v1/devices"),
         ("POST", "/v1/tenants"),
         ("PATCH", "/v1/tenants/a/volumes/b"),
+        ("POST", "/v1/tenants/a/snapshots"),
+        ("POST", "/v1/tenants/a/volumes/b/clone"),
+        ("POST", "/v1/tenants/a/volumes/b/rollback"),
         ("POST", "/v1/exports"),
         ("PATCH", "/v1/exports/a/b"),
     ] {

@@ -116,6 +116,8 @@ pub(crate) struct Base {
     pub(crate) newest_generation: Cell<u64>,
     /// Growing volumes: their durable sizes, until this batch is durable.
     pub(crate) growing: RefCell<BTreeMap<VolumeId, (u64, BatchId)>>,
+    /// Volumes whose write right is revoked for a snapshot, and their next epoch.
+    pub(crate) frozen: RefCell<BTreeMap<VolumeId, u16>>,
     /// Raised when extents may have become dirty.
     pub(crate) zero_fill_wanted: Signal,
     /// Raised when a device's health, suspicion or quarantine changes.
@@ -148,6 +150,7 @@ impl Base {
             turns: Turns::default(),
             newest_generation: Cell::new(0),
             growing: RefCell::default(),
+            frozen: RefCell::default(),
             zero_fill_wanted: Signal::new(),
             devices_changed: Signal::new(),
             open: Cell::new(false),
@@ -315,6 +318,25 @@ impl Base {
             .map_err(api_error)
     }
 
+    /// For changes that a snapshot does not allow.
+    pub(crate) fn refuse_snapshot(
+        &self,
+        id: VolumeId,
+        tenant: &str,
+        name: &str,
+    ) -> Result<(), ApiError> {
+        let core = self.core.borrow();
+        if !core.pool.volume(id).map_err(api_error)?.is_snapshot() {
+            return Ok(());
+        }
+        Err(ApiError::invalid(format!(
+            "{tenant}/{name} is a snapshot, which can't be changed"
+        ))
+        .hint(format!(
+            "clone it, and change the clone: `forebay volume clone {tenant}/{name} {tenant}/NAME`"
+        )))
+    }
+
     pub(crate) async fn wait_open_for_api(&self) -> Result<(), ApiError> {
         timeout(self.limits.request, self.wait_open())
             .await
@@ -343,11 +365,19 @@ impl Base {
         VolumeConfig {
             volume: record.id,
             uuid: record.uuid.into_bytes(),
+            read_only: record.is_snapshot(),
             size_bytes: self.durable_size(pool, record),
             block_bytes: record.block_bytes,
             // The pool allows at most 4 MiB.
             extent_bytes: pool.info().extent_bytes as u32,
+            epoch: self.epoch_of(record),
         }
+    }
+
+    /// The volume's epoch in the engine.
+    pub(crate) fn epoch_of(&self, record: &VolumeRecord) -> u16 {
+        let frozen = self.frozen.borrow().get(&record.id).copied();
+        frozen.unwrap_or(record.epoch())
     }
 
     /// The device's configuration for the engine, if the daemon has it open.

@@ -1,7 +1,7 @@
 //! Converts pool records of tenants and volumes into API answers. Reads only.
 
 use forebay_nvme::reservation::{HostId, ReservationType};
-use forebay_pool::{Pool, Space, TenantId, TenantRecord, VolumeRecord};
+use forebay_pool::{ExportRecord, Pool, Space, TenantId, TenantRecord, VolumeRecord};
 use forebay_qos::budget::Budget;
 use forebay_qos::stated_budget::Stated;
 use forebay_xlate::{DeviceIndex, VolumeId};
@@ -11,8 +11,8 @@ use crate::devices::api_error;
 use crate::model::error::ApiError;
 use crate::model::scheduling as api;
 use crate::model::{
-    ReservationKind, ReservationRegistrant, Tenant, Volume, VolumeExtent, VolumeExtents,
-    VolumeReservation,
+    ReservationKind, ReservationRegistrant, SnapshotInfo, Tenant, Volume, VolumeExtent,
+    VolumeExtents, VolumeReservation,
 };
 
 /// `None` for the maximum, which means no limit.
@@ -125,7 +125,10 @@ pub(crate) fn show_tenant(core: &Core, tenant: &TenantRecord) -> Tenant {
     };
     for volume in core.pool.volumes().of_tenant(tenant.id) {
         shown.volumes += 1;
-        shown.provisioned_bytes = shown.provisioned_bytes.saturating_add(volume.size_bytes);
+        // A snapshot is never written.
+        if !volume.is_snapshot() {
+            shown.provisioned_bytes = shown.provisioned_bytes.saturating_add(volume.size_bytes);
+        }
         shown.allocated_bytes = shown
             .allocated_bytes
             .saturating_add(volume_bytes(core, volume).1);
@@ -138,6 +141,23 @@ pub(crate) fn tenant_name(core: &Core, volume: &VolumeRecord) -> String {
         .tenants()
         .get(volume.tenant)
         .map_or_else(|_| String::new(), |t| t.name.clone())
+}
+
+fn show_snapshot(core: &Core, volume: &VolumeRecord) -> Option<SnapshotInfo> {
+    let of = core.pool.volume(volume.layering.snapshot_of?);
+    Some(SnapshotInfo {
+        of: of.ok().map(|of| of.name.clone()),
+        created_unix_s: volume.created_s,
+    })
+}
+
+/// An export's name in its tenant, unlike those of all others: with its number, if the volume may
+/// have several, and after a snapshot's name, which may be a number.
+pub(crate) fn export_label(export: &ExportRecord, volume: &VolumeRecord) -> String {
+    match export.shared || volume.is_snapshot() {
+        false => volume.name.clone(),
+        true => format!("{}@{}", volume.name, export.id.0),
+    }
 }
 
 pub(crate) fn show_volume(core: &Core, volume: &VolumeRecord) -> Volume {
@@ -156,6 +176,7 @@ pub(crate) fn show_volume(core: &Core, volume: &VolumeRecord) -> Volume {
         exported: core.pool.exports().first_of(volume.id).is_some(),
         reservation: show_reservation(core, volume.id),
         budget: show_volume_budget(&core.pool, volume.id),
+        snapshot: show_snapshot(core, volume),
     }
 }
 
@@ -199,6 +220,17 @@ impl Base {
         let core = self.core.borrow();
         let volume = core.pool.volume(id);
         volume.map_or(0, |volume| volume_bytes(&core, volume).0)
+    }
+
+    /// Whether it may have data that a snapshot froze.
+    pub(crate) fn has_shared_data(&self, id: VolumeId) -> bool {
+        let core = self.core.borrow();
+        let volume = core.pool.volume(id);
+        if volume.is_ok_and(|volume| volume.layering.parent.is_none()) {
+            return false;
+        }
+        let mapped = core.pool.volumes().mapped_bytes(id, 0, 1);
+        mapped.is_ok_and(|(ranges, next)| !ranges.is_empty() || next.is_some())
     }
 
     pub(crate) fn volume_show(&self, tenant: &str, name: &str) -> Result<Volume, ApiError> {

@@ -3,7 +3,7 @@
 //! deletion.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use tokio::sync::{Mutex, OwnedMutexGuard};
@@ -29,10 +29,13 @@ impl Turns {
     }
 }
 
-/// The volume's name, also for one of its exports.
+/// The volume's name, also for its snapshots and exports.
 fn name_of(tenant: &str, volume: &str) -> String {
-    let volume = volume.split_once('@').map_or(volume, |(volume, _)| volume);
-    format!("{tenant}/{volume}")
+    format!("{tenant}/{}", volume_of(volume))
+}
+
+fn volume_of(name: &str) -> &str {
+    name.split_once('@').map_or(name, |(volume, _)| volume)
 }
 
 impl Base {
@@ -54,11 +57,38 @@ impl Base {
                 .hint("try again when it has ended")
         })
     }
+
+    /// The turns of several volumes, each as tenant and name.
+    pub(crate) async fn turns_for_api(
+        &self,
+        volumes: &[(&str, &str)],
+    ) -> Result<Vec<TurnGuard>, ApiError> {
+        let mut turns = Vec::new();
+        for (tenant, volume) in in_order(volumes) {
+            turns.push(self.turn_for_api(tenant, volume).await?);
+        }
+        Ok(turns)
+    }
+}
+
+/// Each volume once, in one order, so that two requests don't wait for each other.
+fn in_order<'a>(volumes: &[(&'a str, &'a str)]) -> BTreeSet<(&'a str, &'a str)> {
+    let volumes = volumes.iter();
+    volumes
+        .map(|(tenant, name)| (*tenant, volume_of(name)))
+        .collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn several_turns_come_once_each_and_in_one_order() {
+        let volumes = [("b", "a"), ("a", "log@x"), ("a", "db@y"), ("a", "db")];
+        let ordered: Vec<_> = in_order(&volumes).into_iter().collect();
+        assert_eq!(ordered, [("a", "db"), ("a", "log"), ("b", "a")]);
+    }
 
     #[tokio::test]
     async fn turns_follow_one_another_and_leave_nothing() {

@@ -121,7 +121,6 @@ impl Exports {
                 .map_err(api_error)?
         };
         let name = format!("{tenant}/{volume}");
-        let named = format!("{volume}@{}", export.0);
         self.vms.making.borrow_mut().insert(export);
         let begun = self.begin_export(export).await;
         self.vms.making.borrow_mut().remove(&export);
@@ -131,7 +130,7 @@ impl Exports {
             false => format!("{name} is now exported"),
         };
         self.report_export(EventKind::ExportCreated, name, text);
-        let mut shown = self.export_show(&tenant, &named)?;
+        let mut shown = self.show_one(export)?;
         // Another reactor than the planned one may serve it.
         let _ = self.budgets.push_budgets().await;
         shown.warnings = self.placement.say_lacking(&lacking);
@@ -174,6 +173,7 @@ impl Exports {
         self.base.commit_for_api().await?;
         // Hosts at the port of an engine that starts or is taken over must find this export too.
         let _ = timeout(ENGINE_WAIT, self.link.wait_session()).await;
+        self.push_snapshot(export).await?;
         let known = self.budgets.push_budgets().await;
         known.map_err(|error| engine_error(&error))?;
         let error = match self.push_export(export).await {
@@ -205,6 +205,22 @@ impl Exports {
             self.vms.remove_vm_listener(export, &path).await;
         }
         Err(error)
+    }
+
+    /// The engine learns of a snapshot with its first export.
+    async fn push_snapshot(&self, id: ExportId) -> Result<(), ApiError> {
+        let volume = {
+            let core = self.base.core.borrow();
+            let export = core.pool.exports().get(id).map_err(api_error)?;
+            let record = core.pool.volume(export.volume).map_err(api_error)?;
+            if !record.is_snapshot() {
+                return Ok(());
+            }
+            self.base.volume_config(&core.pool, record)
+        };
+        let message = |request| ToEngine::SetVolume { request, volume };
+        let pushed = self.link.push("a snapshot", message).await;
+        pushed.map_err(|error| engine_error(&error))
     }
 
     fn report_export(&self, kind: EventKind, name: String, text: String) {
@@ -240,35 +256,6 @@ impl Exports {
             .await
     }
 
-    pub(crate) fn export_id(&self, tenant: &str, volume: &str) -> Result<ExportId, ApiError> {
-        // Numbers distinguish several exports of a volume.
-        let (name, number) = match volume.split_once('@') {
-            Some((name, number)) => (name, Some(number)),
-            None => (volume, None),
-        };
-        let id = self.base.volume_id(tenant, name)?;
-        let core = self.base.core.borrow();
-        let is_named = |export: &&ExportRecord| number.is_none_or(|n| export.id.0.to_string() == n);
-        let mut found = core.pool.exports().of_volume(id).filter(is_named);
-        match (found.next(), found.next()) {
-            (Some(one), None) => Ok(one.id),
-            (Some(_), Some(_)) => {
-                let all = core.pool.exports().of_volume(id);
-                let all: Vec<String> = all
-                    .map(|e| format!("{tenant}/{name}@{} ({})", e.id.0, e.frontend.name()))
-                    .collect();
-                Err(
-                    ApiError::invalid(format!("volume {tenant}/{name} has several exports"))
-                        .hint(format!("name one: {}", all.join(", "))),
-                )
-            }
-            (None, _) => Err(ApiError::not_found(format!(
-                "volume {tenant}/{volume} is not exported"
-            ))
-            .hint("`forebay export list` shows the exports")),
-        }
-    }
-
     fn export_volume(&self, id: ExportId) -> Result<VolumeId, ApiError> {
         let core = self.base.core.borrow();
         core.pool
@@ -285,20 +272,22 @@ impl Exports {
         body: ExportUpdate,
     ) -> Result<Export, ApiError> {
         let _turn = self.base.turn_for_api(&tenant, &volume).await?;
-        self.export_update_in_turn(tenant, volume, body).await
+        let id = self.export_id(&tenant, &volume)?;
+        let name = format!("{tenant}/{volume}");
+        self.export_update_in_turn(id, name, body).await
     }
 
+    /// `name`: as the caller knows the export.
     pub(crate) async fn export_update_in_turn(
         &self,
-        tenant: String,
-        volume: String,
+        id: ExportId,
+        name: String,
         body: ExportUpdate,
     ) -> Result<Export, ApiError> {
-        let id = self.export_id(&tenant, &volume)?;
         {
             let core = self.base.core.borrow();
             let export = core.pool.exports().get(id).map_err(api_error)?;
-            refuse_unlisted(export, &format!("{tenant}/{volume}"), &body.remove_hosts)?;
+            refuse_unlisted(export, &name, &body.remove_hosts)?;
         }
         let may_connect = |record: &ExportRecord| {
             let any_host = body.any_host.unwrap_or(record.any_host);
@@ -314,15 +303,11 @@ impl Exports {
         if !body.add_hosts.is_empty() || body.any_host == Some(true) {
             let any_host = body.any_host == Some(true);
             let of = self.export_volume(id)?;
-            self.transfers.refuse_while_importing(
-                of,
-                &format!("{tenant}/{volume}"),
-                &body.add_hosts,
-                any_host,
-            )?;
+            self.transfers
+                .refuse_while_importing(of, &name, &body.add_hosts, any_host)?;
         }
         if !body.disconnect_hosts {
-            let what = format!("export {tenant}/{volume}");
+            let what = format!("export {name}");
             let is_cut_off = |export: &ExportRecord, host: Option<&str>| {
                 let (hosts, any_host) = may_connect(export);
                 let stays = |host| any_host || hosts.iter().any(|listed| listed == host);
@@ -340,14 +325,13 @@ impl Exports {
         self.base.commit_for_api().await?;
         let pushed = self.push_export(id).await;
         let at_devices = pushed.map_err(|error| engine_error(&error))?;
-        let mut shown = self.export_show(&tenant, &volume)?;
+        let mut shown = self.show_one(id)?;
         shown.commands_ending = at_devices.into();
         let who = match (shown.any_host, shown.hosts.len()) {
             (true, _) => "every host".to_owned(),
             (false, 1) => "one host".to_owned(),
             (false, hosts) => format!("{hosts} hosts"),
         };
-        let name = format!("{tenant}/{volume}");
         let changed = body.add_hosts.iter().chain(&body.remove_hosts);
         let text = match changed.clone().next().is_some()
             && changed.clone().all(|h| is_transfer_host(h))
@@ -368,19 +352,20 @@ impl Exports {
         disconnect_hosts: bool,
     ) -> Result<u64, ApiError> {
         let _turn = self.base.turn_for_api(&tenant, &volume).await?;
-        self.export_delete_in_turn(tenant, volume, disconnect_hosts)
-            .await
+        let id = self.export_id(&tenant, &volume)?;
+        let name = format!("{tenant}/{volume}");
+        self.export_delete_in_turn(id, name, disconnect_hosts).await
     }
 
+    /// `name`: as the caller knows the export.
     pub(crate) async fn export_delete_in_turn(
         self: &Rc<Self>,
-        tenant: String,
-        volume: String,
+        id: ExportId,
+        name: String,
         disconnect_hosts: bool,
     ) -> Result<u64, ApiError> {
-        let id = self.export_id(&tenant, &volume)?;
         if !disconnect_hosts {
-            let what = format!("export {tenant}/{volume}");
+            let what = format!("export {name}");
             self.hosts
                 .refuse_cutting_off(&what, |export, _| export.id == id)
                 .await?;
@@ -412,7 +397,6 @@ impl Exports {
         // Frees the tenant's placement if this was its last export. Errors are logged.
         let _ = self.budgets.push_budgets().await;
         let at_devices = pushed.map_err(|error| engine_error(&error))?;
-        let name = format!("{tenant}/{volume}");
         let text = match was_internal {
             true => format!("{name} is no longer exported (internal: an image was transferred)"),
             false => format!("{name} is no longer exported"),

@@ -4,10 +4,12 @@
 pub(crate) mod export;
 pub(crate) mod hosts;
 pub(crate) mod in_use;
+mod names;
 pub(crate) mod ports;
 pub(crate) mod quarantine;
 pub(crate) mod registrations;
 pub(crate) mod show;
+mod snapshots;
 pub(crate) mod transfers;
 pub(crate) mod vms;
 pub(crate) mod volumes;

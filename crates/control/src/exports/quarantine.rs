@@ -105,7 +105,7 @@ impl Exports {
                 .map_err(|error| engine_error(&error))?;
             self.vms.listen_for_vm(id).await?;
         }
-        self.export_show(&tenant, &volume)
+        self.show_one(id)
     }
 
     pub(crate) fn quarantine_warnings(&self) -> Vec<String> {

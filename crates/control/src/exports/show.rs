@@ -47,6 +47,7 @@ impl Exports {
             socket,
             machine: is_vm.then(|| self.hosts.vm_of(export.id)).flatten(),
             shared: export.shared,
+            read_only: volume.is_snapshot(),
             internal: is_internal(export),
             nqn: export.nqn.clone(),
             nsid: 1,
@@ -82,7 +83,10 @@ impl Exports {
     }
 
     pub(crate) fn export_show(&self, tenant: &str, volume: &str) -> Result<Export, ApiError> {
-        let id = self.export_id(tenant, volume)?;
+        self.show_one(self.export_id(tenant, volume)?)
+    }
+
+    pub(super) fn show_one(&self, id: ExportId) -> Result<Export, ApiError> {
         let core = self.base.core.borrow();
         let export = core.pool.exports().get(id).map_err(api_error)?;
         let reactors = self.placement.reactors_of_exports();

@@ -237,6 +237,9 @@ impl Transfers {
         let id = self.base.volume_id(&tenant, &volume)?;
         let name = format!("{tenant}/{volume}");
         let is_import = kind == TransferKind::Import;
+        if is_import {
+            self.base.refuse_snapshot(id, &tenant, &volume)?;
+        }
         let excludes = |other| is_import || other == TransferKind::Import;
         if let Some(other) = self.transfers.other(id, &host, excludes) {
             return Err(under_way(other, &name));
@@ -255,9 +258,7 @@ impl Transfers {
         };
         let shown = self.base.volume_show(&tenant, &volume);
         let opened = match (allowed, self.tcp_export(id)) {
-            (Ok(()), Some(export)) if renew => self
-                .exports
-                .export_show(&tenant, &numbered(&volume, export)),
+            (Ok(()), Some(export)) if renew => self.exports.show_one(export),
             (Ok(()), export) if !renew => {
                 self.let_in(&tenant, &volume, export, &host, is_import)
                     .await
@@ -313,7 +314,7 @@ impl Transfers {
             };
             return self
                 .exports
-                .export_update_in_turn(tenant.to_owned(), numbered(volume, export), body)
+                .export_update_in_turn(export, format!("{tenant}/{volume}"), body)
                 .await;
         }
         let id = self.base.volume_id(tenant, volume)?;
@@ -389,14 +390,15 @@ impl Transfers {
             let export = core.pool.exports().of_volume(id).find(lists);
             export.map(|export| {
                 let is_last = is_internal(export) && export.hosts.len() == 1;
-                (numbered(&name, export.id), is_last)
+                (export.id, is_last)
             })
         };
-        let Some((volume, is_last)) = place else {
+        let name = format!("{tenant}/{name}");
+        let Some((export, is_last)) = place else {
             return;
         };
         let ended = if is_last {
-            let ended = self.exports.export_delete_in_turn(tenant, volume, true);
+            let ended = self.exports.export_delete_in_turn(export, name, true);
             ended.await.map(drop)
         } else {
             let body = ExportUpdate {
@@ -404,7 +406,7 @@ impl Transfers {
                 disconnect_hosts: true,
                 ..ExportUpdate::default()
             };
-            let ended = self.exports.export_update_in_turn(tenant, volume, body);
+            let ended = self.exports.export_update_in_turn(export, name, body);
             ended.await.map(drop)
         };
         if let Err(error) = ended {
@@ -486,23 +488,19 @@ impl Transfers {
         // Until then mappings from an earlier daemon's grants may be missing.
         self.base.wait_open_for_api().await?;
         self.mapping.count_preallocated_soon().await;
-        let mapped_bytes = self.base.mapped_bytes(id);
-        if mapped_bytes > 0 && !overwrite {
-            return Err(ApiError::exists(format!(
-                "volume {name} holds {} of data",
-                format_bytes(mapped_bytes)
-            ))
-            .hint(
+        let held = match (self.base.mapped_bytes(id), self.base.has_shared_data(id)) {
+            _ if overwrite => return Ok(()),
+            (0, false) => return Ok(()),
+            (0, true) => "data of a snapshot".to_owned(),
+            (mapped_bytes, _) => format!("{} of data", format_bytes(mapped_bytes)),
+        };
+        Err(
+            ApiError::exists(format!("volume {name} holds {held}")).hint(
                 "import into a new volume, or use --force (`overwrite` in the API), which replaces everything in the \
                 volume",
-            ));
-        }
-        Ok(())
+            ),
+        )
     }
-}
-
-fn numbered(volume: &str, export: ExportId) -> String {
-    format!("{volume}@{}", export.0)
 }
 
 #[cfg(test)]

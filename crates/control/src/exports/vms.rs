@@ -22,7 +22,7 @@ use tokio::sync::oneshot;
 use tokio::time::{sleep, timeout};
 
 use crate::base::Base;
-use crate::base::show::tenant_name;
+use crate::base::show::{export_label, tenant_name};
 use crate::events::EventFields;
 use crate::exports::hosts::Hosts;
 use crate::exports::quarantine::Quarantine;
@@ -155,10 +155,7 @@ impl VmSockets {
             return PathBuf::from(path);
         }
         let core = self.base.core.borrow();
-        let name = match export.shared {
-            false => format!("{}.sock", volume.name),
-            true => format!("{}@{}.sock", volume.name, export.id.0),
-        };
+        let name = format!("{}.sock", export_label(export, volume));
         let folder = self.folder.borrow();
         folder.join(tenant_name(&core, volume)).join(name)
     }

@@ -23,7 +23,7 @@ use crate::model::{Tenant, Volume, VolumeCreate, VolumeUpdate};
 use crate::qos::budgets::Budgets;
 use crate::statistics::Statistics;
 
-fn reservation_error(
+pub(super) fn reservation_error(
     pool: &Pool,
     error: PoolError,
     reserved_bytes: u64,
@@ -96,7 +96,12 @@ impl Volumes {
             .borrow_mut()
             .pool
             .delete_tenant(&name)
-            .map_err(api_error)?;
+            .map_err(|error| match error.kind {
+                ErrorKind::InUse => api_error(error).hint(format!(
+                    "`forebay volume list {name}` lists its volumes and snapshots"
+                )),
+                _ => api_error(error),
+            })?;
         self.base.commit_for_api().await?;
         // Others get its base now; errors are logged.
         let _ = self.budgets.push_budgets().await;
@@ -128,12 +133,12 @@ impl Volumes {
             let pool = &self.base.core.borrow().pool;
             reservation_error(pool, error, body.reserved_bytes, body.size_bytes)
         })?;
-        self.commit_and_push(id, turn).await?;
+        self.commit_and_push(id, vec![turn]).await?;
         self.base.volume_show(&tenant, &body.name)
     }
 
     /// Retries after taking back unwritten preallocated extents.
-    async fn with_space_taken_back<T>(
+    pub(super) async fn with_space_taken_back<T>(
         &self,
         attempt: impl Fn() -> Result<T, PoolError>,
     ) -> Result<T, PoolError> {
@@ -172,6 +177,7 @@ impl Volumes {
     ) -> Result<Volume, ApiError> {
         let turn = self.base.turn_for_api(&tenant, &name).await?;
         let id = self.base.volume_id(&tenant, &name)?;
+        self.base.refuse_snapshot(id, &tenant, &name)?;
         if let Some(reserved_bytes) = body.reserved_bytes {
             let set = || {
                 let pool = &mut self.base.core.borrow_mut().pool;
@@ -186,16 +192,16 @@ impl Volumes {
         }
         if let Some(size_bytes) = body.size_bytes {
             self.grow(id, size_bytes).map_err(api_error)?;
-            self.commit_and_push(id, turn).await?;
+            self.commit_and_push(id, vec![turn]).await?;
         }
         self.base.volume_show(&tenant, &name)
     }
 
-    /// If the commit fails, both happen later. Keeps the volume's turn until then.
-    async fn commit_and_push(
+    /// If the commit fails, both happen later. Keeps the turns until then.
+    pub(super) async fn commit_and_push(
         self: &Rc<Self>,
         id: VolumeId,
-        turn: TurnGuard,
+        turns: Vec<TurnGuard>,
     ) -> Result<(), ApiError> {
         if let Err(error) = self.base.commit_for_api().await {
             let owner = self.clone();
@@ -204,7 +210,7 @@ impl Volumes {
                 if let Err(error) = owner.push_volume(id).await {
                     tracing::warn!(volume = %id, %error, "can't send a volume to the engine");
                 }
-                drop(turn);
+                drop(turns);
             });
             return Err(error);
         }
@@ -243,15 +249,17 @@ impl Volumes {
         Ok(())
     }
 
+    /// Returns what stays of it, in words.
     pub(crate) async fn volume_delete(
         self: &Rc<Self>,
         tenant: String,
         name: String,
-    ) -> Result<(), ApiError> {
+    ) -> Result<String, ApiError> {
         let id = self.base.volume_id(&tenant, &name)?;
         self.transfers.end_dead_transfers(id).await;
         let _turn = self.base.turn_for_api(&tenant, &name).await?;
-        let id = self.base.volume_id(&tenant, &name)?;
+        let of = self.base.volume_show(&tenant, &name)?;
+        let id = VolumeId(of.id);
         self.refuse_exported(id, &tenant, &name)?;
         self.base.wait_open_for_api().await?;
         match self.mapping.delete_volume(id).await {
@@ -270,7 +278,8 @@ impl Volumes {
                 volume: id,
             })
             .await
-            .map_err(|error| engine_error(&error))
+            .map_err(|error| engine_error(&error))?;
+        Ok(self.what_stays(id, &tenant, of.snapshot.is_some()))
     }
 
     pub(crate) fn tenant_show(&self, name: &str) -> Result<Tenant, ApiError> {

@@ -14,7 +14,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_pool::{Adopted, ErrorKind, Pool};
-use forebay_xlate::grants::GrantTable;
+use forebay_xlate::grants::{GrantTable, copied_for};
 use forebay_xlate::shm::SharedMemory;
 use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId};
 use futures_util::future::join_all;
@@ -173,7 +173,12 @@ impl Grants {
 /// Tells the pool each entry; returns those that the pool does not map there.
 fn adopt_into_pool(pool: &mut Pool, table: &GrantTable) -> io::Result<Vec<Stale>> {
     let mut stale = Vec::new();
+    let mut copies = Vec::new();
     for grant in table.iter() {
+        if let Some(volume) = copied_for(grant.volume) {
+            copies.push((volume, *grant));
+            continue;
+        }
         if !matches!(grant.word.rights(), Some(Rights::Read | Rights::ReadWrite)) {
             continue;
         }
@@ -198,6 +203,17 @@ fn adopt_into_pool(pool: &mut Pool, table: &GrantTable) -> io::Result<Vec<Stale>
             }
             Err(error) => return Err(io::Error::other(error)),
         }
+    }
+    // A grant of the same extent proves that its copy has ended, so copies come last. The next
+    // commit makes their extents dirty; until then a successor needs these entries.
+    for (volume, grant) in copies {
+        pool.snapshots()
+            .adopt_copy(volume, grant.word.device(), grant.word.extent());
+        stale.push(Stale {
+            volume: grant.volume,
+            range: grant.range,
+            device: grant.word.device(),
+        });
     }
     Ok(stale)
 }

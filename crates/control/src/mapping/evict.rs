@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_pool::FaultAnswer;
-use forebay_xlate::grants::Grant;
+use forebay_xlate::grants::{Grant, copied_for};
 use forebay_xlate::owner_side::NotForgotten;
 use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId};
 use futures_util::future::join_all;
@@ -126,6 +126,9 @@ impl Revoker {
     }
 
     pub(crate) fn may_leave(&self, grant: &Grant, even_preallocated: bool) -> bool {
+        if copied_for(grant.volume).is_some() {
+            return false;
+        }
         if grant.word.rights() == Some(Rights::Hole) {
             return true;
         }
@@ -151,11 +154,14 @@ impl Revoker {
         let mut at = range.first;
         while at < range.end() {
             match pool.fault(volume, ExtentIndex(at), false) {
-                Ok(FaultAnswer::Mapped {
-                    count,
-                    commit_seq: None,
-                    ..
-                }) => at = at.saturating_add(count.max(1)),
+                Ok(
+                    FaultAnswer::Mapped {
+                        count,
+                        commit_seq: None,
+                        ..
+                    }
+                    | FaultAnswer::Shared { count, .. },
+                ) => at = at.saturating_add(count.max(1)),
                 _ => return false,
             }
         }

@@ -32,7 +32,7 @@ pub(crate) const SPARE_ENTRIES: usize = 32;
 const TAKE_BACK_LIMIT: Duration = Duration::from_secs(15);
 
 #[derive(Debug, PartialEq, Eq)]
-enum FaultStep {
+pub(super) enum FaultStep {
     Done,
     /// No engine to answer. The same engine may return with a new session and won't ask again, so
     /// the fault is kept.
@@ -43,6 +43,8 @@ enum FaultStep {
     TableFull,
     /// This range is listed at another place, and must be revoked first.
     Moved(ExtentRange),
+    /// A write to an extent of a snapshot.
+    Copy,
     Failed(FaultFailure),
 }
 
@@ -198,6 +200,7 @@ impl Faults {
         self.base.wait_open().await;
         let mut hopeless = false;
         let begun = Instant::now();
+        let mut copy = None;
         loop {
             let step = match self.link.session() {
                 Some(session) => {
@@ -206,47 +209,31 @@ impl Faults {
                 }
                 None => FaultStep::NoEngine,
             };
-            let failure = match step {
-                FaultStep::Done => {
-                    if fault.write {
-                        self.reserve_spare(&mut self.base.core.borrow_mut(), volume);
+            let step = match step {
+                FaultStep::Copy => {
+                    let copied = self.copy_extent(volume, extent).await;
+                    match copied {
+                        Ok(listed) => {
+                            copy = Some(listed);
+                            continue;
+                        }
+                        Err(step) => step,
                     }
-                    return;
                 }
-                FaultStep::NoEngine => {
-                    self.link.wait_session().await;
-                    continue;
+                step => step,
+            };
+            if step == FaultStep::Done {
+                if fault.write {
+                    self.reserve_spare(&mut self.base.core.borrow_mut(), volume);
                 }
-                FaultStep::Locked => {
-                    self.revoker.locks.wait_free(volume, extent).await;
-                    continue;
+                // The grant is listed by now.
+                if let Some(copy) = copy {
+                    copy.unlist();
                 }
-                FaultStep::Commit(batch) => match self.base.commit_of(batch).await {
-                    Ok(()) => continue,
-                    Err(error) => {
-                        tracing::error!(%volume, extent, %error, "a fault failed");
-                        FaultFailure::Internal
-                    }
-                },
-                // Other space may have become free: one more step decides.
-                FaultStep::ZeroFill if hopeless => FaultFailure::NoSpace,
-                FaultStep::ZeroFill => {
-                    hopeless = !self.zero_fill.wait_zero_filled().await;
-                    continue;
-                }
-                FaultStep::TableFull => {
-                    self.revoker.evict().await;
-                    continue;
-                }
-                FaultStep::Moved(range) => match self.revoker.take_back(volume, range).await {
-                    Ok(()) => continue,
-                    Err(error) => {
-                        tracing::error!(%volume, extent, %error, "a fault failed: the extent's old place is still in \
-                        use");
-                        FaultFailure::Internal
-                    }
-                },
-                FaultStep::Failed(failure) => failure,
+                return;
+            }
+            let Err(failure) = self.wait_for(step, &fault, &mut hopeless).await else {
+                continue;
             };
             if failure == FaultFailure::NoSpace
                 && begun.elapsed() < TAKE_BACK_LIMIT
@@ -258,6 +245,41 @@ impl Faults {
             self.fail_fault(&fault, failure);
             return;
         }
+    }
+
+    /// Waits until another step may succeed.
+    async fn wait_for(
+        &self,
+        step: FaultStep,
+        fault: &FaultAsk,
+        hopeless: &mut bool,
+    ) -> Result<(), FaultFailure> {
+        let FaultAsk { volume, extent, .. } = *fault;
+        match step {
+            FaultStep::Done => {}
+            FaultStep::NoEngine => _ = self.link.wait_session().await,
+            FaultStep::Locked | FaultStep::Copy => {
+                self.revoker.locks.wait_free(volume, extent).await;
+            }
+            FaultStep::Commit(batch) => {
+                if let Err(error) = self.base.commit_of(batch).await {
+                    tracing::error!(%volume, extent, %error, "a fault failed");
+                    return Err(FaultFailure::Internal);
+                }
+            }
+            // Other space may have become free: one more step decides.
+            FaultStep::ZeroFill if *hopeless => return Err(FaultFailure::NoSpace),
+            FaultStep::ZeroFill => *hopeless = !self.zero_fill.wait_zero_filled().await,
+            FaultStep::TableFull => self.revoker.evict().await,
+            FaultStep::Moved(range) => {
+                if let Err(error) = self.revoker.take_back(volume, range).await {
+                    tracing::error!(%volume, extent, %error, "a fault failed: the extent's old place is still in use");
+                    return Err(FaultFailure::Internal);
+                }
+            }
+            FaultStep::Failed(failure) => return Err(failure),
+        }
+        Ok(())
     }
 
     fn fault_step(
@@ -281,45 +303,10 @@ impl Faults {
         if write && self.map_around(core, session, fault, now) {
             return FaultStep::Done;
         }
-        let (word, count, commit_sequence) =
-            match core.pool.fault(volume, ExtentIndex(extent), write) {
-                Ok(FaultAnswer::Mapped {
-                    device,
-                    extent: at,
-                    count,
-                    commit_seq,
-                }) => (
-                    place(device, at),
-                    self.revoker
-                        .preallocated
-                        .stored_run(volume, extent, count.min(MAX_RUN)),
-                    commit_seq.unwrap_or(0),
-                ),
-                Ok(FaultAnswer::Shared {
-                    device,
-                    extent: at,
-                    count,
-                }) => (Word::new(device, at, Rights::Read), count.min(MAX_RUN), 0),
-                Ok(FaultAnswer::Allocated {
-                    device,
-                    extent: at,
-                    commit_seq,
-                }) => (place(device, at), 1, commit_seq),
-                Ok(FaultAnswer::Hole { count }) => (Some(Word::HOLE), count.min(MAX_HOLE_RUN), 0),
-                Ok(FaultAnswer::NeedReserve { count }) => {
-                    return match core.pool.reserve(volume, count) {
-                        Ok(_) => FaultStep::Commit(core.pool.journal().open_batch_id()),
-                        Err(error) => failed(volume, extent, &error),
-                    };
-                }
-                Ok(FaultAnswer::AwaitCommit { batch }) => return FaultStep::Commit(batch),
-                Ok(FaultAnswer::AwaitZeroFill) => return FaultStep::ZeroFill,
-                Ok(FaultAnswer::DeviceGone { .. }) => {
-                    return FaultStep::Failed(FaultFailure::Device);
-                }
-                Ok(FaultAnswer::NoSpace) => return FaultStep::Failed(FaultFailure::NoSpace),
-                Err(error) => return failed(volume, extent, &error),
-            };
+        let (word, count, commit_sequence) = match self.translation(core, fault) {
+            Ok(translation) => translation,
+            Err(step) => return step,
+        };
         let Some(word) = word else {
             tracing::error!(%volume, extent, "the extent's place is beyond the range of a translation");
             return FaultStep::Failed(FaultFailure::Internal);
@@ -331,13 +318,71 @@ impl Faults {
             epoch: session.generation,
             commit_sequence,
         };
-        match self.revoker.locks.enter_grant(&mut core.grants, grant) {
+        let epoch = core.pool.volume(volume);
+        let epoch = epoch.map_or(0, |record| self.base.epoch_of(record));
+        match self
+            .revoker
+            .locks
+            .enter_grant(&mut core.grants, grant, epoch)
+        {
             Ok(grant) => session.grant(grant),
             Err(Refused::Taken) => return FaultStep::Locked,
             Err(Refused::Elsewhere(range)) => return FaultStep::Moved(range),
             Err(Refused::Full) => return FaultStep::TableFull,
         }
         FaultStep::Done
+    }
+
+    /// A word, the number of extents, and the sequence of a mapping that is not durable.
+    fn translation(
+        &self,
+        core: &mut Core,
+        fault: &FaultAsk,
+    ) -> Result<(Option<Word>, u64, u64), FaultStep> {
+        let FaultAsk {
+            volume,
+            extent,
+            write,
+        } = *fault;
+        Ok(match core.pool.fault(volume, ExtentIndex(extent), write) {
+            Ok(FaultAnswer::Mapped {
+                device,
+                extent: at,
+                count,
+                commit_seq,
+            }) => (
+                place(device, at),
+                self.revoker
+                    .preallocated
+                    .stored_run(volume, extent, count.min(MAX_RUN)),
+                commit_seq.unwrap_or(0),
+            ),
+            Ok(FaultAnswer::Shared { .. }) if write => return Err(FaultStep::Copy),
+            Ok(FaultAnswer::Shared {
+                device,
+                extent: at,
+                count,
+            }) => (Word::new(device, at, Rights::Read), count.min(MAX_RUN), 0),
+            Ok(FaultAnswer::Allocated {
+                device,
+                extent: at,
+                commit_seq,
+            }) => (place(device, at), 1, commit_seq),
+            Ok(FaultAnswer::Hole { count }) => (Some(Word::HOLE), count.min(MAX_HOLE_RUN), 0),
+            Ok(FaultAnswer::NeedReserve { count }) => {
+                return Err(match core.pool.reserve(volume, count) {
+                    Ok(_) => FaultStep::Commit(core.pool.journal().open_batch_id()),
+                    Err(error) => failed(volume, extent, &error),
+                });
+            }
+            Ok(FaultAnswer::AwaitCommit { batch }) => return Err(FaultStep::Commit(batch)),
+            Ok(FaultAnswer::AwaitZeroFill) => return Err(FaultStep::ZeroFill),
+            Ok(FaultAnswer::DeviceGone { .. }) => {
+                return Err(FaultStep::Failed(FaultFailure::Device));
+            }
+            Ok(FaultAnswer::NoSpace) => return Err(FaultStep::Failed(FaultFailure::NoSpace)),
+            Err(error) => return Err(failed(volume, extent, &error)),
+        })
     }
 
     /// False if the fault is not answered.
@@ -386,8 +431,14 @@ impl Faults {
             epoch: session.generation,
             commit_sequence: around.commit_seq,
         };
+        let epoch = core.pool.volume(volume);
+        let epoch = epoch.map_or(0, |record| self.base.epoch_of(record));
         // After a refusal the extent is mapped, and the caller answers it as such.
-        let Ok(grant) = self.revoker.locks.enter_grant(&mut core.grants, grant) else {
+        let entered = self
+            .revoker
+            .locks
+            .enter_grant(&mut core.grants, grant, epoch);
+        let Ok(grant) = entered else {
             return false;
         };
         if Word::from_bits(grant.word).is_preallocated() {
@@ -416,7 +467,7 @@ fn place(device: DeviceIndex, extent: ExtentIndex) -> Option<Word> {
     Word::new(device, extent, Rights::ReadWrite)
 }
 
-fn failed(volume: VolumeId, extent: u64, error: &forebay_pool::PoolError) -> FaultStep {
+pub(super) fn failed(volume: VolumeId, extent: u64, error: &forebay_pool::PoolError) -> FaultStep {
     if error.kind == forebay_pool::ErrorKind::NoSpace {
         return FaultStep::Failed(FaultFailure::NoSpace);
     }

@@ -239,12 +239,18 @@ impl Flusher {
         if wanted.is_empty() && !self.adoption.is_unflushed(device) {
             return Ok(());
         }
+        self.flush_now(device).await?;
+        self.commit_flushed(device, &wanted).await
+    }
+
+    /// Flushes a device, whatever is pending there.
+    pub(crate) async fn flush_now(&self, device: DeviceIndex) -> Result<(), SyncError> {
         self.states
             .flush_device(device)
             .await
             .map_err(|error| SyncError::Flush(device, error))?;
         self.note_flushed(device);
-        self.commit_flushed(device, &wanted).await
+        Ok(())
     }
 
     async fn commit_flushed(

@@ -6,14 +6,17 @@
 //! one owner, which [`crate::owner`] makes.
 
 pub(crate) mod adopt;
+pub(crate) mod copy;
 pub(crate) mod evict;
 pub(crate) mod fault;
 pub(crate) mod flush;
 pub(crate) mod locks;
+pub(crate) mod merge;
 pub(crate) mod preallocated;
 pub(crate) mod release;
 pub(crate) mod report;
 pub(crate) mod revoke;
+pub(crate) mod snapshot;
 pub(crate) mod zero_fill;
 
 use std::collections::BTreeSet;
@@ -22,18 +25,22 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::time::Duration;
 
+use forebay_pool::{NewClone, NewSnapshot, PoolError};
 use forebay_xlate::boundary::message::FaultAsk;
 use forebay_xlate::owner_side::TakingId;
 use forebay_xlate::{DeviceIndex, ExtentRange, VolumeId};
 
 use crate::base::Base;
+use crate::devices::now_s;
 use crate::link::Link;
 use crate::link::session::Session;
 use crate::mapping::adopt::{Adopter, Adoption};
 use crate::mapping::fault::Faults;
 use crate::mapping::flush::{Flusher, SyncError};
+use crate::mapping::merge::Merger;
 use crate::mapping::release::{ReleaseError, Releaser};
 use crate::mapping::revoke::Revoker;
+use crate::mapping::snapshot::{SnapshotError, Snapshots};
 use crate::mapping::zero_fill::ZeroFill;
 use crate::states::DeviceStates;
 
@@ -64,6 +71,19 @@ pub(crate) trait MapOwner: Debug {
     fn publish_all_grants<'a>(&'a self, session: &'a Session) -> OwnerWork<'a>;
 
     fn delete_volume(&self, volume: VolumeId) -> OwnerWork<'_, Result<(), ReleaseError>>;
+    /// Takes snapshots of several volumes at one moment. Their ids, in the same order.
+    fn snapshot(
+        &self,
+        new: Vec<NewSnapshot>,
+    ) -> OwnerWork<'_, Result<Vec<VolumeId>, SnapshotError>>;
+    /// Makes a volume with a snapshot's content, in memory: the caller commits.
+    fn clone_snapshot(&self, new: &NewClone) -> Result<VolumeId, PoolError>;
+    /// Gives a volume the content of one of its snapshots.
+    fn roll_back(
+        &self,
+        volume: VolumeId,
+        snapshot: VolumeId,
+    ) -> OwnerWork<'_, Result<(), SnapshotError>>;
     /// For a request that finds no space. False if no unwritten preallocated extents exist.
     fn take_back_for_space(&self) -> OwnerWork<'_, bool>;
     /// Counts unwritten preallocated extents, within a short time limit.
@@ -93,6 +113,8 @@ pub(crate) struct PoolOwner {
     pub(crate) zero_fill: Rc<ZeroFill>,
     pub(crate) adopter: Rc<Adopter>,
     pub(crate) faults: Rc<Faults>,
+    snapshots: Rc<Snapshots>,
+    merger: Rc<Merger>,
 }
 
 impl PoolOwner {
@@ -112,6 +134,8 @@ impl PoolOwner {
             releaser: Releaser::new(base, link, &revoker),
             adopter: Adopter::new(base, &flusher, &revoker, &adoption),
             faults: Faults::new(base, link, &revoker, &zero_fill),
+            snapshots: Snapshots::new(base, link, &flusher, &revoker),
+            merger: Merger::new(base, link, states, &flusher, &revoker),
             adoption,
             flusher,
             revoker,
@@ -125,6 +149,7 @@ impl MapOwner for PoolOwner {
         self.base.spawn(self.faults.clone().run_awaiting_commit());
         self.base.spawn(self.revoker.clone().run_preallocation());
         self.base.spawn(self.releaser.clone().run_deleter());
+        self.base.spawn(self.merger.clone().run());
     }
 
     fn serve_device(&self, device: DeviceIndex) {
@@ -181,6 +206,26 @@ impl MapOwner for PoolOwner {
 
     fn delete_volume(&self, volume: VolumeId) -> OwnerWork<'_, Result<(), ReleaseError>> {
         Box::pin(self.releaser.give_up_volume(volume))
+    }
+
+    fn snapshot(
+        &self,
+        new: Vec<NewSnapshot>,
+    ) -> OwnerWork<'_, Result<Vec<VolumeId>, SnapshotError>> {
+        Box::pin(async move { self.snapshots.take(&new).await })
+    }
+
+    fn clone_snapshot(&self, new: &NewClone) -> Result<VolumeId, PoolError> {
+        let pool = &mut self.base.core.borrow_mut().pool;
+        pool.snapshots().clone_snapshot(new, now_s())
+    }
+
+    fn roll_back(
+        &self,
+        volume: VolumeId,
+        snapshot: VolumeId,
+    ) -> OwnerWork<'_, Result<(), SnapshotError>> {
+        Box::pin(self.snapshots.roll_back(volume, snapshot))
     }
 
     fn take_back_for_space(&self) -> OwnerWork<'_, bool> {

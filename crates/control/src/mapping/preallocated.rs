@@ -242,6 +242,18 @@ impl Preallocation {
         self.regions.borrow_mut().clear();
     }
 
+    /// Its preallocated extents are not its own any more.
+    pub(crate) fn forget_volume(&self, pool: &mut Pool, volume: VolumeId) {
+        let all = (volume, 0)..=(volume, u64::MAX);
+        self.regions
+            .borrow_mut()
+            .extract_if(all, |_, _| true)
+            .for_each(drop);
+        if self.rates.borrow_mut().remove(&volume).is_some() {
+            pool.set_preallocated(volume, 0);
+        }
+    }
+
     fn region_preallocated(&self, key: (VolumeId, u64)) -> u64 {
         self.regions
             .borrow()
@@ -378,6 +390,14 @@ impl Revoker {
             sleep(TICK).await;
         }
         is_left
+    }
+
+    /// Takes back a volume's unwritten extents, as far as that is possible at once.
+    pub(crate) async fn take_back_of(&self, volume: VolumeId) {
+        let _one = self.preallocated.taking.lock().await;
+        let mut regions = self.preallocated.taken_first();
+        regions.retain(|(of, _)| *of == volume);
+        self.take_back_all(&regions).await;
     }
 
     /// Does not wait: a running take-back may itself wait for the caller.

@@ -16,7 +16,6 @@ use forebay_xlate::{ExtentIndex, ExtentRange, VolumeId};
 use crate::base::Base;
 use crate::link::Link;
 use crate::link::session::AskError;
-use crate::mapping::ALL_EXTENTS;
 use crate::mapping::revoke::{Deallocation, Revoker};
 
 #[derive(Debug, thiserror::Error)]
@@ -114,7 +113,7 @@ impl Releaser {
     }
 
     pub(crate) async fn give_up_volume(&self, volume: VolumeId) -> Result<(), ReleaseError> {
-        let held = self.revoker.locks.hold(volume, ALL_EXTENTS).await;
+        let held = self.revoker.locks.hold_volume(volume).await;
         let held = &held;
         let undrained = self
             .revoker

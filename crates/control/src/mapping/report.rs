@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use forebay_xlate::boundary::message::{GrantOf, MAX_BATCH};
-use forebay_xlate::grants::Grant;
+use forebay_xlate::grants::{Grant, copied_for};
 use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId, Word};
 
 use crate::link::session::Session;
@@ -18,7 +18,8 @@ impl Revoker {
         let core = self.base.core.borrow();
         let protocol = self.locks.protocol.borrow();
         for grant in core.grants.iter() {
-            if grant.word.rights() == Some(Rights::Hole) {
+            let is_hole = grant.word.rights() == Some(Rights::Hole);
+            if is_hole || copied_for(grant.volume).is_some() {
                 continue;
             }
             covered.insert((grant.volume, grant.word.device()));

@@ -191,6 +191,18 @@ impl Revoker {
         {
             return Ok(Undrained::new());
         }
+        self.revoke_listed_or_not(held, release, limit).await
+    }
+
+    /// As above, but asks the engine in any case: if a daemon died while it replaced an entry, the
+    /// engine may know a grant that is no longer listed.
+    pub(crate) async fn revoke_listed_or_not(
+        &self,
+        held: &LockGuard<'_>,
+        release: Option<Deallocation>,
+        limit: Duration,
+    ) -> Result<Undrained, AskError> {
+        let protocol = &self.locks.protocol;
         count(&self.base.counters.revokes);
         let _waits = self.base.waits.begin(Wait::Revoke(held.id, held.volume));
         let too_late = || AskError::TimedOut(limit, "a revoke");

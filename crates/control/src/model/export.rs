@@ -35,6 +35,9 @@ pub struct Export {
     /// Whether the volume may have other shared exports too.
     #[serde(default)]
     pub shared: bool,
+    /// Whether hosts can only read: it exports a snapshot.
+    #[serde(default)]
+    pub read_only: bool,
     /// Whether it is internal: it serves an image transfer, and ends with it.
     #[serde(default)]
     pub internal: bool,
@@ -96,7 +99,7 @@ pub enum ExportFrontend {
 pub struct ExportCreate {
     /// The volume's tenant.
     pub tenant: String,
-    /// The volume.
+    /// The volume, or a snapshot, which hosts can only read.
     pub volume: String,
     /// NQNs of hosts that may connect. After `nqn.2014-08.org.nvmexpress:uuid:` a UUID must follow.
     /// The discovery service's NQN is refused.

@@ -11,6 +11,7 @@ pub mod events;
 mod export;
 mod hosts;
 pub mod scheduling;
+mod snapshot;
 pub mod stats;
 mod transfer;
 pub mod validate;
@@ -21,6 +22,7 @@ pub use hosts::{
     AnaState, Port, PortUpdate, ReservationKind, ReservationRegistrant, VolumeReservation,
 };
 use scheduling::{Budget, Credit};
+pub use snapshot::{SnapshotInfo, SnapshotSpace, SnapshotsTake, VolumeClone, VolumeRollback};
 pub use transfer::{
     ExtentsFrom, TRANSFER_HOST_PREFIX, Transfer, TransferEnd, TransferKind, TransferPut,
     VolumeExtent, VolumeExtents,
@@ -219,11 +221,11 @@ pub struct PoolInfo {
     pub dirty_bytes: u64,
     /// Extents that can't be reused because a device hung.
     pub quarantined_bytes: u64,
-    /// Sum of all volumes' sizes (thin: may exceed the capacity).
+    /// Sum of all volumes' sizes, without snapshots (thin: may exceed the capacity).
     pub provisioned_bytes: u64,
     /// Number of tenants.
     pub tenants: u64,
-    /// Number of volumes.
+    /// Number of volumes and snapshots.
     pub volumes: u64,
     /// Which device new extents come from.
     pub placement: Placement,
@@ -498,9 +500,9 @@ pub struct PoolOpen {
 pub struct Tenant {
     /// Name.
     pub name: String,
-    /// Number of its volumes.
+    /// Number of its volumes and snapshots.
     pub volumes: u64,
-    /// Sum of its volumes' sizes.
+    /// Sum of its volumes' sizes, without snapshots.
     pub provisioned_bytes: u64,
     /// Extents its volumes own or have reserved.
     pub allocated_bytes: u64,
@@ -525,7 +527,7 @@ pub struct TenantCreate {
 pub struct Volume {
     /// Its tenant.
     pub tenant: String,
-    /// Name, unique within its tenant.
+    /// Name, unique within its tenant; a snapshot's is `VOLUME@NAME`.
     pub name: String,
     /// Number, unique within the pool and never reused.
     pub id: u64,
@@ -537,9 +539,9 @@ pub struct Volume {
     pub size_bytes: u64,
     /// Block size for hosts: 512 or 4096.
     pub block_bytes: u32,
-    /// Extents it owns or has set aside for its next writes.
+    /// Extents it owns or has set aside for its next writes. Snapshots' extents don't count.
     pub allocated_bytes: u64,
-    /// Part that it has written.
+    /// Part that it has written, since its last snapshot.
     pub mapped_bytes: u64,
     /// Part that finds space whatever other volumes do; 0 if none.
     pub reserved_bytes: u64,
@@ -550,6 +552,9 @@ pub struct Volume {
     /// Its budget within its tenant's, if one is set.
     #[serde(default)]
     pub budget: Option<Budget>,
+    /// For a snapshot: its volume and its time.
+    #[serde(default)]
+    pub snapshot: Option<SnapshotInfo>,
 }
 
 /// Body of `POST /v1/tenants/{tenant}/volumes`.

@@ -1,7 +1,7 @@
 //! Syntax checks of requests, before the owner sees them. Errors state the permitted syntax. Checks
 //! that need the pool are elsewhere.
 
-use forebay_pool::MAX_DEVICES;
+use forebay_pool::{MAX_DEVICES, SNAPSHOT_MARK};
 use forebay_xlate::boundary::message::MAX_VM_QUEUES;
 use uuid::Uuid;
 use uuid::fmt::Hyphenated;
@@ -14,6 +14,8 @@ pub const MAX_PATH_BYTES: usize = 107;
 
 /// The longest tenant or volume name.
 pub const NAME_MAX: usize = 63;
+/// The most snapshots at one moment, well below the drains that an engine has at once.
+pub const SNAPSHOTS_MAX: usize = 32;
 /// The longest NQN (NVMe Base 2.1, 4.7: 223 bytes).
 pub const NQN_MAX: usize = 223;
 /// The longest specification of a device: a path and options.
@@ -41,6 +43,56 @@ pub fn name(what: &str, name: &str) -> Result<(), ApiError> {
         );
     }
     Ok(())
+}
+
+/// Checks the name of a volume or, with `@`, of a snapshot.
+///
+/// # Errors
+/// `invalid`, with the permitted syntax.
+pub fn volume(text: &str) -> Result<(), ApiError> {
+    match text.contains(SNAPSHOT_MARK) {
+        true => snapshot(text),
+        false => name("volume", text),
+    }
+}
+
+/// Checks a snapshot's name, `VOLUME@NAME`.
+///
+/// # Errors
+/// `invalid`, with the permitted syntax.
+pub fn snapshot(text: &str) -> Result<(), ApiError> {
+    let Some((of, own)) = text.split_once(SNAPSHOT_MARK) else {
+        name("snapshot", text)?;
+        return Err(ApiError::invalid(format!("`{text}` names no snapshot"))
+            .hint("a snapshot is named VOLUME@NAME"));
+    };
+    name("volume", of)?;
+    name("snapshot", own)
+}
+
+/// Checks the names of snapshots to take at one moment.
+///
+/// # Errors
+/// `invalid`, for none, for too many, or for a wrong one.
+pub fn snapshots(names: &[String]) -> Result<(), ApiError> {
+    if !(1..=SNAPSHOTS_MAX).contains(&names.len()) {
+        return Err(ApiError::invalid(format!(
+            "{} snapshots: 1 to {SNAPSHOTS_MAX} can be taken at one moment",
+            names.len()
+        )));
+    }
+    names.iter().try_for_each(|name| snapshot(name))
+}
+
+/// Checks how an export is named: a volume or a snapshot, then perhaps `@` and the export's number.
+///
+/// # Errors
+/// `invalid`, with the permitted syntax.
+pub fn export(text: &str) -> Result<(), ApiError> {
+    match text.rsplit_once(SNAPSHOT_MARK) {
+        Some((of, number)) if number.parse::<u64>().is_ok() => volume(of),
+        _ => volume(text),
+    }
 }
 
 /// Whether a text is an NQN (NVMe Base 2.1, 4.7): `nqn.yyyy-mm.`, a reverse domain name, then
@@ -217,6 +269,33 @@ mod tests {
         ] {
             name("tenant", bad).unwrap_err();
         }
+    }
+
+    #[test]
+    fn snapshots_and_exports_are_named_after_volumes() {
+        for good in ["db@monday", "db@7", "0@0"] {
+            snapshot(good).unwrap();
+            volume(good).unwrap();
+            export(good).unwrap();
+            name("volume", good).unwrap_err();
+        }
+        for good in ["db", "db@7", "db@monday@7"] {
+            export(good).unwrap();
+        }
+        volume("db").unwrap();
+        for bad in [
+            "", "db@", "@monday", "db@a@b", "db@-a", "db@A", "db@@7", "-@7", "db@a/b",
+        ] {
+            snapshot(bad).unwrap_err();
+            volume(bad).unwrap_err();
+            export(bad).unwrap_err();
+        }
+        let error = snapshot("db").unwrap_err();
+        assert!(error.hint.unwrap().contains("VOLUME@NAME"));
+        snapshots(&[]).unwrap_err();
+        snapshots(&vec!["db@a".to_owned(); SNAPSHOTS_MAX]).unwrap();
+        snapshots(&vec!["db@a".to_owned(); SNAPSHOTS_MAX + 1]).unwrap_err();
+        snapshots(&["db@a".to_owned(), "log".to_owned()]).unwrap_err();
     }
 
     #[test]

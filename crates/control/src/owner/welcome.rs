@@ -9,7 +9,7 @@ use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 
-use forebay_pool::ExportRecord;
+use forebay_pool::{ExportRecord, VolumeRecord};
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::{ExportId, Held, ToEngine};
 
@@ -130,7 +130,12 @@ impl Owner {
             let message = |request| ToEngine::SetVolume { request, volume };
             (record.id.to_string(), session.request("a volume", message))
         };
-        without_device(core.pool.volumes().records().map(say)).collect()
+        // A snapshot without exports is not used.
+        let is_used = |record: &&VolumeRecord| {
+            !record.is_snapshot() || core.pool.exports().first_of(record.id).is_some()
+        };
+        let volumes = core.pool.volumes().records().filter(is_used);
+        without_device(volumes.map(say)).collect()
     }
 
     fn say_exports(&self, session: &Session) -> Vec<WelcomeItem> {

@@ -307,6 +307,7 @@ impl Budgets {
     ) -> Result<Volume, ApiError> {
         let _turn = self.base.turn_for_api(tenant, name).await?;
         let id = self.base.volume_id(tenant, name)?;
+        self.base.refuse_snapshot(id, tenant, name)?;
         let before = self.base.core.borrow().pool.budgets().stated_of_volume(id);
         let stated = checked(&change.into(), before)?;
         let set = self

@@ -29,7 +29,7 @@ use uuid::Uuid;
 
 use crate::base::Base;
 use crate::base::show::{
-    limit, show_tenant_budget, show_volume_budget, tenant_name, total_extents,
+    export_label, limit, show_tenant_budget, show_volume_budget, tenant_name, total_extents,
 };
 use crate::clock::now_unix_ms;
 use crate::files;
@@ -463,10 +463,7 @@ impl Statistics {
             let lane = lane.filter(|_| lives);
             lanes.push(LaneStats {
                 tenant: tenant_name(&core, volume),
-                volume: match export.shared {
-                    false => volume.name.clone(),
-                    true => format!("{}@{}", volume.name, export.id.0),
-                },
+                volume: export_label(export, volume),
                 transport: export.frontend.name().to_owned(),
                 budget: show_volume_budget(pool, volume.id),
                 ..lane_stats(totals, lane)

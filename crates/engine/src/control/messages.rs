@@ -242,8 +242,16 @@ impl Control {
     fn set_volume(&mut self, config: VolumeConfig) -> Result<(), String> {
         let id = config.volume;
         let known = self.volumes.0.get(&id);
-        if known.is_some_and(|v| v.config == config) {
-            return Ok(());
+        if let Some(known) = known {
+            known.table.set_epoch(config.epoch);
+            // A new value would cost time that grows with the volume.
+            let same = VolumeConfig {
+                epoch: known.config.epoch,
+                ..config.clone()
+            };
+            if known.config == same {
+                return Ok(());
+            }
         }
         let impossible = format!("{id}: invalid geometry: {config:?}");
         let volume = match known {

@@ -342,7 +342,7 @@ impl Control {
             self.volumes
                 .0
                 .values()
-                .map(|v| Held::Volume(v.config.clone())),
+                .map(|v| Held::Volume(v.present_config())),
         );
         held.extend(
             self.lanes

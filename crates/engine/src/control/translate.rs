@@ -4,7 +4,7 @@ use crate::upcall;
 use crate::volume::Volume;
 use forebay_xlate::boundary::message::{FaultAsk, GrantOf};
 use forebay_xlate::engine_side::{ProtocolUpcall, Words};
-use forebay_xlate::{ExtentRange, Rights, VolumeId, Word};
+use forebay_xlate::{ExtentRange, VolumeId, Word};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -30,9 +30,15 @@ impl Words for ServedVolumes {
         true
     }
 
-    fn clear(&mut self, volume: VolumeId, range: ExtentRange, keep: Option<Rights>) {
+    fn clear(&mut self, volume: VolumeId, range: ExtentRange) {
         if let Some(volume) = self.0.get(&volume) {
-            volume.table.clear(range, keep);
+            volume.table.clear(range);
+        }
+    }
+
+    fn freeze(&mut self, volume: VolumeId, epoch: u16) {
+        if let Some(volume) = self.0.get(&volume) {
+            volume.table.set_epoch(epoch);
         }
     }
 
@@ -120,9 +126,11 @@ mod tests {
         let config = VolumeConfig {
             volume: VolumeId(1),
             uuid: [0; 16],
+            read_only: false,
             size_bytes: 1 << 20,
             block_bytes: 4096,
             extent_bytes: 65536,
+            epoch: 0,
         };
         let volume = Arc::new(Volume::new(config).unwrap());
         let mut volumes = ServedVolumes::default();

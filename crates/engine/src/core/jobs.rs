@@ -1,12 +1,13 @@
-//! Starts jobs of the internal lane, when their device is served, fenced and has room. **Not
+//! Starts jobs of the internal lane, when their devices are served, fenced and have room. **Not
 //! here:** their work ([`crate::io::jobs`]).
 
 use super::Core;
 use crate::io::flush::Waiter;
+use crate::io::jobs::Stretch;
 use crate::upcall::Upcall;
 use forebay_device::Errno;
-use forebay_xlate::DeviceIndex;
 use forebay_xlate::boundary::message::Job;
+use forebay_xlate::{DeviceIndex, ExtentRange};
 
 impl Core {
     pub(super) fn advance_jobs(&mut self) {
@@ -21,39 +22,63 @@ impl Core {
         (self.jobs).advance_all(&mut self.devices, self.clock.now_ns, &mut self.upcalls);
     }
 
-    /// False if its device is busy, or before its fence: an earlier engine's zero-fill could land
-    /// late and destroy newer data.
+    /// False if a device is busy, or before its fence: an earlier engine's writes could land late and
+    /// destroy newer data, or change what is copied.
     fn begin_job(&mut self, job: u64, work: Job) -> bool {
-        let (device, extents) = match work {
-            Job::ZeroFill { device, extents } => (device, Some(extents)),
-            Job::Flush { device } => (device, None),
+        let devices = match work {
+            Job::ZeroFill { device, .. } | Job::Flush { device } => [device, device],
+            Job::Copy { from, to, .. } => [from, to],
             Job::Settle { device } => {
                 self.settle(job, device);
                 return true;
             }
         };
-        let Some(served) = self.devices.get(device.0) else {
+        if !self.devices.has_all(devices.into_iter()) {
             let error = Some(Errno::NODEV);
             self.upcalls.push_back(Upcall::JobDone { job, error });
             return true;
-        };
-        if !self.recovered.is_fenced(device) {
+        }
+        if !devices.iter().all(|d| self.recovered.is_fenced(*d)) {
             return false;
         }
-        match extents {
-            None => {
+        let stretch = |device: DeviceIndex, first, count| {
+            let served = self.devices.get(device.0)?;
+            Stretch::of(&served.config, ExtentRange::new(first, count))
+        };
+        let begun = match work {
+            Job::ZeroFill { device, extents } => {
+                let extents = stretch(device, extents.first, extents.count);
+                extents.map(|extents| Ok(self.jobs.zero_fill(job, extents)))
+            }
+            Job::Copy {
+                from,
+                source,
+                to,
+                target,
+                count,
+            } => {
+                let source = stretch(from, source.0, count);
+                let target = stretch(to, target.0, count);
+                let both = source.zip(target);
+                both.map(|(source, target)| self.jobs.copy(job, source, target))
+            }
+            Job::Flush { device } => {
                 let waiter = Waiter::Job(job);
                 if let Some(result) = self.flusher.ask(device.0, waiter, &mut self.devices) {
                     self.flush_ended(device.0, result);
                 }
+                return true;
             }
-            Some(extents) if extents.end() > served.config.extents || extents.count == 0 => {
-                let error = Some(Errno::INVAL);
+            Job::Settle { .. } => return true,
+        };
+        match begun.unwrap_or(Err(Errno::INVAL)) {
+            Ok(begun) => begun,
+            Err(errno) => {
+                let error = Some(errno);
                 self.upcalls.push_back(Upcall::JobDone { job, error });
+                true
             }
-            Some(extents) => return self.jobs.zero_fill(job, &served.config, extents),
         }
-        true
     }
 
     /// Answers `job` once all operations now at the device have ended.

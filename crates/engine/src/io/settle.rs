@@ -1,8 +1,10 @@
 //! Waits until operations now at a device have ended, without a request to the device.
 //!
-//! **Design.** Each reactor notes its slices by number, flush, and internal operations by place,
-//! and answers when these have ended. On a hung device the answer never comes, which delays nothing
-//! else. **Not here:** collecting the answers (the control thread).
+//! **Design.** A word is translated and its slice noted in one step, so what an earlier word names
+//! is here, or no more: also slices that another reactor submits, or that the ring had no room for.
+//! Each reactor notes its slices by number, flush, and internal operations by place, and answers
+//! when these have ended. On a hung device the answer never comes, which delays nothing else. **Not
+//! here:** collecting the answers (the control thread).
 
 use crate::io::jobs::MAX_ACTIVE;
 use crate::upcall::Upcall;

@@ -8,7 +8,7 @@ use crate::io::devices::{DeviceRing, kind};
 use crate::upcall::Upcall;
 use forebay_device::{Errno, Finish, Op, Submitted};
 use forebay_xlate::drain::{Drains, SliceSpan};
-use forebay_xlate::{ExtentRange, Rights, VolumeId};
+use forebay_xlate::{ExtentRange, VolumeId};
 use std::collections::VecDeque;
 
 pub(crate) const MAX_SLICES: usize = 8192;
@@ -125,17 +125,20 @@ impl Slices {
         None
     }
 
-    /// Its words are cleared. Answers once overlapping slices have ended.
+    /// Its words are cleared, or its epoch is set. Answers once overlapping slices have ended.
     pub(crate) fn revoke(
         &mut self,
         revoke: u64,
         volume: VolumeId,
         range: ExtentRange,
-        keep: Option<Rights>,
+        writes_only: bool,
         upcalls: &mut VecDeque<Upcall>,
     ) {
         let in_flight = self.table.iter().flatten().map(|s| s.span);
-        if self.drains.post(revoke, volume, range, keep, in_flight) {
+        if self
+            .drains
+            .post(revoke, volume, range, writes_only, in_flight)
+        {
             upcalls.push_back(Upcall::Drained { revoke });
         }
     }

@@ -71,10 +71,10 @@ impl Reactor {
                 revoke,
                 volume,
                 range,
-                keep,
+                writes_only,
             } => core
                 .slices
-                .revoke(revoke, volume, range, keep, &mut core.upcalls),
+                .revoke(revoke, volume, range, writes_only, &mut core.upcalls),
             engine_side::ProtocolPost::Abandon(revoke) => core.slices.abandon(revoke),
             engine_side::ProtocolPost::Settle(job, device) => core.settle(job, device),
             engine_side::ProtocolPost::Committed(volume) => core.commit_ended(volume, Ok(())),

@@ -207,9 +207,11 @@ pub(super) fn lane() -> ServedLane {
     let volume = Volume::new(VolumeConfig {
         volume: VolumeId(9),
         uuid: [2; 16],
+        read_only: false,
         size_bytes: BLOCKS * 4096,
         block_bytes: 4096,
         extent_bytes: 64 << 10,
+        epoch: 0,
     });
     let config = ExportConfig {
         export: ExportId(1),

@@ -11,7 +11,7 @@ use super::snapshot::{OldCommand, commands};
 use super::{Next, OldBytes, ServedLane, ServedLanes};
 use crate::core::{CommandRef, FenceSet, RecoveredSpan};
 use crate::frontend::nvme_tcp::{MDTS_BYTES, NSID};
-use forebay_nvme::io::{self, FUSE_FIRST, FUSE_SECOND, IoCommand, NamespaceGeometry};
+use forebay_nvme::io::{self, FUSE_FIRST, FUSE_SECOND, IoCommand};
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::region::{ControllerConstants, Region};
 use std::collections::BTreeSet;
@@ -277,10 +277,7 @@ fn touched(
     memory: &(impl OldBytes + ?Sized),
     lane: &ServedLane,
 ) -> Option<Touched> {
-    let geometry = NamespaceGeometry {
-        block_bytes: lane.volume.config.block_bytes,
-        block_count: lane.volume.blocks(),
-    };
+    let geometry = lane.volume.geometry();
     let block = u64::from(geometry.block_bytes);
     let bytes = |lba: u64, blocks: u64| lba * block..(lba + blocks) * block;
     let range = |lba, blocks| -> Vec<Range<u64>> { std::iter::once(bytes(lba, blocks)).collect() };

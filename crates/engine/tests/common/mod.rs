@@ -130,7 +130,7 @@ impl Owner {
                     revoke: release,
                     volume,
                     range,
-                    keep: None,
+                    freeze: None,
                     release: Some(release),
                 });
             }
@@ -369,9 +369,11 @@ impl TestEngine {
         let config = VolumeConfig {
             volume: VolumeId(volume),
             uuid: [volume as u8; 16],
+            read_only: false,
             size_bytes,
             block_bytes,
             extent_bytes: EXTENT_BYTES as u32,
+            epoch: 0,
         };
         self.order(|request| ToEngine::SetVolume {
             request,

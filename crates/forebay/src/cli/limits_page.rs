@@ -2,7 +2,7 @@
 //! `docs/src/limits.md`.
 
 use forebay_control::api::{BODY_MAX_BYTES, TIME_LIMIT};
-use forebay_control::model::validate::{HOSTS_MAX, NAME_MAX, NQN_MAX};
+use forebay_control::model::validate::{HOSTS_MAX, NAME_MAX, NQN_MAX, SNAPSHOTS_MAX};
 use forebay_engine::documented_limits as limits;
 use forebay_nvme::reservation::MAX_REGISTRANTS;
 use forebay_qos::budget::{MOST, MOST_CREDIT_SECONDS};
@@ -42,6 +42,7 @@ fn the_page_of_limits_has_not_drifted() {
             "characters of a tenant's or volume's name",
             NAME_MAX.to_string(),
         ),
+        ("snapshots at one moment", SNAPSHOTS_MAX.to_string()),
         ("bytes of an NQN", NQN_MAX.to_string()),
         (
             "tenants with exports, if there are budgets",

@@ -24,7 +24,7 @@ use forebay_device::size::{Size, parse_size};
 
 use self::budgets::parse_seconds;
 pub(crate) use self::budgets::{Amount, BudgetArgs, SchedulingArgs, SchedulingCommand};
-use self::names::VolumeName;
+use self::names::{SnapshotName, SnapshotsOf, VolumeName};
 pub(crate) use self::pool::{DeviceCommand, PoolCommand, PoolCreateArgs};
 use crate::bench::BenchCommand;
 use crate::calibrate::CalibrateArgs;
@@ -213,15 +213,15 @@ pub(crate) enum VolumeCommand {
         #[arg(long, value_name = "SIZE|full", value_parser = Reserve::parse)]
         reserve: Option<Reserve>,
     },
-    /// List volumes
+    /// List volumes and snapshots
     List {
-        /// Only this tenant's volumes
+        /// Only this tenant's
         #[arg(add = names::tenants())]
         tenant: Option<String>,
     },
-    /// Show a volume
+    /// Show a volume or a snapshot
     Show {
-        #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::volumes())]
+        #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::volumes_and_snapshots())]
         volume: VolumeName,
     },
     /// Grow a volume; connected hosts see the new size
@@ -253,9 +253,41 @@ pub(crate) enum VolumeCommand {
         #[command(flatten)]
         budget: BudgetArgs,
     },
-    /// Delete a volume that is not exported
+    /// Take a snapshot of a volume, also while hosts write; of several volumes at one moment
+    Snapshot {
+        /// The snapshots' names, of volumes of one tenant
+        #[arg(value_name = "TENANT/VOLUME@NAME", required = true, value_parser = SnapshotName::parse, add = names::new_snapshots())]
+        snapshots: Vec<SnapshotName>,
+    },
+    /// List snapshots
+    Snapshots {
+        /// Only this tenant's, or this volume's
+        #[arg(value_name = "TENANT[/VOLUME]", value_parser = SnapshotsOf::parse, add = names::tenants())]
+        of: Option<SnapshotsOf>,
+    },
+    /// Make a volume with a snapshot's content; it uses no space until it is written
+    Clone {
+        #[arg(value_name = "TENANT/VOLUME@NAME", value_parser = SnapshotName::parse, add = names::snapshots())]
+        snapshot: SnapshotName,
+        /// The new volume, of any tenant
+        #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::new_volumes())]
+        volume: VolumeName,
+        /// Reserve this much space: a size, or `full`
+        #[arg(long, value_name = "SIZE|full", value_parser = Reserve::parse)]
+        reserve: Option<Reserve>,
+    },
+    /// Give a volume the content of one of its snapshots; later snapshots stay. Refused while hosts
+    /// or VMs are connected
+    Rollback {
+        #[arg(value_name = "TENANT/VOLUME@NAME", value_parser = SnapshotName::parse, add = names::snapshots())]
+        snapshot: SnapshotName,
+        /// Do it even if hosts or VMs are connected; the content changes while they use it
+        #[arg(long)]
+        while_connected: bool,
+    },
+    /// Delete a volume or a snapshot that is not exported; a volume's snapshots stay
     Delete {
-        #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::volumes())]
+        #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::volumes_and_snapshots())]
         volume: VolumeName,
     },
     /// Copy a raw image into an empty volume of at least its size, within the tenant's budget
@@ -272,10 +304,10 @@ pub(crate) enum VolumeCommand {
         #[arg(long)]
         raw: bool,
     },
-    /// Copy a volume into a new raw image, sparse where the volume is zero, within the tenant's
+    /// Copy a volume or a snapshot into a new raw image, sparse where the volume is zero, within the tenant's
     /// budget
     Export {
-        #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::volumes())]
+        #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::volumes_and_snapshots())]
         volume: VolumeName,
         /// The image: a new file, or `-` for standard output (without holes). With `-`, the result
         /// goes to standard error, also with --json
@@ -319,7 +351,8 @@ pub(crate) enum ExportCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct ExportCreateArgs {
-    #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::volumes())]
+    /// The volume, or a snapshot, which can only be read
+    #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::volumes_and_snapshots())]
     pub(crate) volume: VolumeName,
     /// A host that may connect (its NQN, on Linux in /etc/nvme/hostnqn); may be repeated
     #[arg(long = "host", value_name = "NQN", conflicts_with_all = ["nvme_pcie", "vhost_user"])]
@@ -508,6 +541,10 @@ mod tests {
             &["forebay", "volume", "create", "a/b"],
             &["forebay", "volume", "set", "a/b", "--reserve", "most"],
             &["forebay", "volume", "set", "a/b"],
+            &["forebay", "volume", "snapshot"],
+            &["forebay", "volume", "snapshot", "a/b"],
+            &["forebay", "volume", "clone", "a/b", "a/c"],
+            &["forebay", "volume", "rollback", "a/b"],
             &["forebay", "pool", "create"],
             &["forebay", "pool", "set"],
             &["forebay", "pool", "set", "--placement", "mirror"],

@@ -171,9 +171,7 @@ fn show_vm(export: &Export) -> String {
         ("reactor", reactor(export)),
         ("connected", connected),
     ]);
-    if let Some(reason) = &export.quarantined {
-        text.push_str(&format!("quarantined: {reason}\n"));
-    }
+    text.push_str(&state(export));
     text.push_str(&attach_text(export).unwrap_or_default());
     text.push_str(&warnings(export));
     text
@@ -196,9 +194,7 @@ fn show(export: &Export) -> String {
         ("connected", export.connected_hosts.join(", ")),
         ("addresses", export.addresses.join(", ")),
     ]);
-    if let Some(reason) = &export.quarantined {
-        text.push_str(&format!("quarantined: {reason}\n"));
-    }
+    text.push_str(&state(export));
     if export.internal {
         text.push_str("internal: an image transfer uses this export, and deletes it afterwards\n");
         text.push_str(&warnings(export));
@@ -227,6 +223,17 @@ fn show(export: &Export) -> String {
 fn reactor(export: &Export) -> String {
     let reactor = export.reactor.map(|reactor| reactor.to_string());
     reactor.unwrap_or_default()
+}
+
+fn state(export: &Export) -> String {
+    let mut text = String::new();
+    if export.read_only {
+        text.push_str("read-only: this is a snapshot\n");
+    }
+    if let Some(reason) = &export.quarantined {
+        text.push_str(&format!("quarantined: {reason}\n"));
+    }
+    text
 }
 
 fn warnings(export: &Export) -> String {

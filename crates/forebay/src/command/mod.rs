@@ -6,6 +6,7 @@ pub(crate) mod export;
 pub(crate) mod pool;
 pub(crate) mod port;
 pub(crate) mod scheduling;
+mod snapshot;
 pub(crate) mod status;
 pub(crate) mod tenant;
 pub(crate) mod terminal;

@@ -187,6 +187,7 @@ mod tests {
             socket: Some(path.into()),
             machine: None,
             shared: false,
+            read_only: false,
             internal: false,
             nqn: "nqn.x".into(),
             nsid: 1,

@@ -4,6 +4,7 @@ use forebay_control::model::{Done, Volume, VolumeCreate, VolumeUpdate};
 use forebay_device::size::{Size, format_bytes};
 
 use super::scheduling::{assumed_text, limit_line, patch_of};
+use super::snapshot;
 use crate::api_paths;
 use crate::cli::names::VolumeName;
 use crate::cli::{BudgetArgs, Reserve, VolumeCommand};
@@ -39,10 +40,25 @@ pub(crate) fn volume(context: &Context, command: VolumeCommand) -> Outcome {
         VolumeCommand::Set { volume, reserve } => set(context, &volume, reserve),
         VolumeCommand::Budget { volume, budget } => set_budget(context, &volume, &budget),
         VolumeCommand::Delete { volume } => {
-            context.confirm(&format!("Delete volume {volume} and its data?"))?;
+            let what = match volume.volume.contains('@') {
+                true => "snapshot",
+                false => "volume",
+            };
+            context.confirm(&format!("Delete {what} {volume} and its data?"))?;
             let done: Done = client.delete(&api_paths::volume(&volume))?;
             context.output.done(&done)
         }
+        VolumeCommand::Snapshot { snapshots } => snapshot::take(context, &snapshots),
+        VolumeCommand::Snapshots { of } => snapshot::list(context, of.as_ref()),
+        VolumeCommand::Clone {
+            snapshot,
+            volume,
+            reserve,
+        } => snapshot::clone(context, &snapshot, volume, reserve),
+        VolumeCommand::Rollback {
+            snapshot,
+            while_connected,
+        } => snapshot::roll_back(context, &snapshot, while_connected),
         VolumeCommand::Import {
             file,
             volume,
@@ -190,22 +206,31 @@ fn list(volumes: &[Volume]) -> String {
 }
 
 fn show(volume: &Volume) -> String {
-    pairs([
-        ("volume", format!("{}/{}", volume.tenant, volume.name)),
-        ("size", exactly(volume.size_bytes)),
-        ("mapped", format_bytes(volume.mapped_bytes)),
-        ("allocated", format_bytes(volume.allocated_bytes)),
-        ("reserved", format_bytes(volume.reserved_bytes)),
-        ("block size", volume.block_bytes.to_string()),
-        ("uuid", volume.uuid.clone()),
-        ("serial", volume.serial.clone()),
-        ("exported", yes_no(volume.exported)),
-        (
-            "budget",
-            volume
-                .budget
-                .as_ref()
-                .map_or_else(|| "none of its own".to_owned(), limit_line),
-        ),
-    ])
+    let snapshot = volume.snapshot.as_ref();
+    let of = snapshot.map(|snapshot| match &snapshot.of {
+        Some(of) => format!("of volume {}/{of}", volume.tenant),
+        None => "of a deleted volume".to_owned(),
+    });
+    let taken = snapshot::taken(volume).map(|taken| ("taken", taken));
+    let first = [("volume", format!("{}/{}", volume.tenant, volume.name))];
+    let snapshot = of.map(|of| ("snapshot", of)).into_iter().chain(taken);
+    pairs(
+        first.into_iter().chain(snapshot).chain([
+            ("size", exactly(volume.size_bytes)),
+            ("mapped", format_bytes(volume.mapped_bytes)),
+            ("allocated", format_bytes(volume.allocated_bytes)),
+            ("reserved", format_bytes(volume.reserved_bytes)),
+            ("block size", volume.block_bytes.to_string()),
+            ("uuid", volume.uuid.clone()),
+            ("serial", volume.serial.clone()),
+            ("exported", yes_no(volume.exported)),
+            (
+                "budget",
+                volume
+                    .budget
+                    .as_ref()
+                    .map_or_else(|| "none of its own".to_owned(), limit_line),
+            ),
+        ]),
+    )
 }

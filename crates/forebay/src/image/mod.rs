@@ -29,7 +29,7 @@ use format::Ends;
 use mapped::Mapped;
 use sink::Sink;
 use source::Source;
-use transfer::VolumeShape;
+use transfer::{Data, VolumeShape};
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ImportOptions {
@@ -72,7 +72,8 @@ pub(crate) fn import(
     let interrupt = Interrupt::watch()?;
     let announced = Announced::new(client, name, TransferKind::Import, options.overwrite)?;
     let bar = progress::bytes(source.bytes(), "importing");
-    let fresh = announced.access.volume.allocated_bytes == 0;
+    let fresh =
+        announced.access.volume.allocated_bytes == 0 && Mapped::new(client, name).next()?.is_none();
     let moved = with_volume(&announced, |queue, shape| {
         let bytes = transfer::import(queue, shape, &mut source, fresh, &mut |at| {
             bar.set_position(at);

@@ -12,14 +12,15 @@ use forebay_control::model::error::{ApiError, ErrorBody};
 use forebay_control::model::events::EventList;
 use forebay_control::model::{
     DeviceAdd, DeviceDetails, DeviceState, Done, Export, ExportCreate, ExportUpdate, PoolCheck,
-    PoolCreate, PoolOpen, PoolUpdate, Port, PortUpdate, Tenant, TenantCreate, Transfer,
-    TransferPut, VolumeCreate, VolumeUpdate, validate,
+    PoolCreate, PoolOpen, PoolUpdate, Port, PortUpdate, SnapshotSpace, SnapshotsTake, Tenant,
+    TenantCreate, Transfer, TransferPut, VolumeClone, VolumeCreate, VolumeRollback, VolumeUpdate,
+    validate,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::samples::{check_result, device, export, pool, volume};
+use crate::samples::{check_result, device, export, pool, snapshot, volume};
 
 pub(crate) struct Daemon {
     pub folder: tempfile::TempDir,
@@ -163,11 +164,29 @@ fn answer(request: &Request<'_>, method: &str, path: &[&str]) -> Result<Value, A
                 done: "deleted".to_owned(),
             })
         }
-        ("GET", ["volumes"] | ["tenants", _, "volumes"]) => json([volume(1 << 30)]),
+        ("GET", ["volumes"] | ["tenants", _, "volumes"]) => {
+            json([volume(1 << 30), snapshot("disk@monday".to_owned())])
+        }
         ("POST", ["tenants", _, "volumes"]) => {
             json(volume(request.body::<VolumeCreate>().size_bytes))
         }
         ("GET", ["tenants", _, "volumes", _]) => json(volume(1 << 20)),
+        ("GET", ["tenants", _, "snapshots"]) => json([SnapshotSpace {
+            volume: snapshot("disk@monday".to_owned()),
+            alone_bytes: 3 << 20,
+        }]),
+        ("POST", ["tenants", _, "snapshots"]) => {
+            let names = request.body::<SnapshotsTake>().snapshots;
+            json(names.into_iter().map(snapshot).collect::<Vec<_>>())
+        }
+        ("POST", ["tenants", _, "volumes", _, "clone"]) => {
+            request.body::<VolumeClone>();
+            json(volume(1 << 20))
+        }
+        ("POST", ["tenants", _, "volumes", _, "rollback"]) => {
+            request.body::<VolumeRollback>();
+            json(volume(1 << 20))
+        }
         ("PATCH", ["tenants", _, "volumes", _]) => {
             let size_bytes = request.body::<VolumeUpdate>().size_bytes;
             json(volume(size_bytes.unwrap_or(1 << 30)))

@@ -2,7 +2,7 @@
 
 use forebay_control::model::{
     CatalogCopyInfo, CatalogInfo, CheckProblem, CheckResult, DeviceErrors, DeviceInfo, DeviceState,
-    Export, Placement, PoolInfo, PoolState, SpaceLevel, Volume,
+    Export, Placement, PoolInfo, PoolState, SnapshotInfo, SpaceLevel, Volume,
 };
 
 pub(crate) fn export() -> Export {
@@ -15,6 +15,7 @@ pub(crate) fn export() -> Export {
         socket: None,
         machine: None,
         shared: false,
+        read_only: false,
         internal: false,
         tenant: "acme".to_owned(),
         volume: "disk".to_owned(),
@@ -46,6 +47,19 @@ pub(crate) fn volume(size_bytes: u64) -> Volume {
         exported: true,
         reservation: None,
         budget: None,
+        snapshot: None,
+    }
+}
+
+pub(crate) fn snapshot(name: String) -> Volume {
+    Volume {
+        name,
+        exported: false,
+        snapshot: Some(SnapshotInfo {
+            of: Some("disk".to_owned()),
+            created_unix_s: 1_000_000_000,
+        }),
+        ..volume(1 << 30)
     }
 }
 

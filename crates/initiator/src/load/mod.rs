@@ -267,6 +267,9 @@ fn geometry(spec: &LoadSpec, session: &Session) -> Result<Geometry, Error> {
             spec.subnqn, spec.nsid
         ))
     })?;
+    if namespace.write_protected && spec.read_percent < 100 {
+        return Err(unusable("the namespace is write-protected".into()));
+    }
     let granted = session.granted_queues();
     if granted < spec.queues {
         return Err(unusable(format!(

@@ -74,7 +74,7 @@ impl ControllerConfig {
                 *view(out)? = NvmIdentifyController::new_zeroed();
             }
             cns::INDEPENDENT_NAMESPACE => {
-                if self.namespace(nsid, env)?.is_some() {
+                if let Some(info) = self.namespace(nsid, env)? {
                     let id: &mut IndependentNamespace = view(out)?;
                     id.nsfeat = IdentifyNamespace::NSFEAT_UIDREUSE;
                     id.nmic = NMIC_SHARED;
@@ -82,6 +82,7 @@ impl ControllerConfig {
                         id.rescap = RESCAP;
                         id.anagrpid = U32::new(ana::GROUP);
                     }
+                    id.nsattr = nsattr(&info);
                     id.nstat = 1;
                 }
             }
@@ -240,9 +241,15 @@ impl ControllerConfig {
         id.npdg = blocks(info.extent_bytes);
         id.npda = id.npdg;
         id.nows = blocks(info.extent_bytes.min(self.mdts_bytes));
+        id.nsattr = nsattr(info);
         id.nguid = info.nguid;
         id.lbaf[0] = U32::new(geometry.block_bytes.max(1).ilog2() << 16);
     }
+}
+
+/// NSATTR. NWPC is 0: hosts cannot change it (Base 2.0, 8.12).
+fn nsattr(info: &NamespaceInfo) -> u8 {
+    u8::from(info.geometry.write_protected)
 }
 
 /// Namespace descriptors (Base 2.0, 5.17.2.3): NIDT, NIDL, two reserved bytes, identifier.

@@ -68,6 +68,8 @@ pub struct NamespaceInfo {
     pub thin: bool,
     /// DLFEAT bits 2:0 are 001b.
     pub deallocated_reads_zero: bool,
+    /// NSATTR bit 0, byte 99.
+    pub write_protected: bool,
     /// NGUID, bytes 119:104.
     pub nguid: [u8; 16],
 }
@@ -93,6 +95,7 @@ impl NamespaceInfo {
             block_bytes: 1 << lbads,
             thin: data[24] & 1 != 0,
             deallocated_reads_zero: data[33] & 7 == 1,
+            write_protected: data[99] & 1 != 0,
             nguid,
         })
     }
@@ -161,9 +164,12 @@ mod tests {
         data[128 + 4 * 17 + 2] = 12;
         data[24] = 1;
         data[33] = 0x09;
+        data[99] = 0xFE;
         let info = NamespaceInfo::parse(1, &data).unwrap();
         assert_eq!((info.block_bytes, info.size_bytes()), (4096, 4_096_000));
-        assert!(info.thin && info.deallocated_reads_zero);
+        assert!(info.thin && info.deallocated_reads_zero && !info.write_protected);
+        data[99] = 1;
+        assert!(NamespaceInfo::parse(1, &data).unwrap().write_protected);
         data[26] = 0x6f; // the highest possible format
         assert_eq!(NamespaceInfo::parse(1, &data), None);
     }

@@ -10,13 +10,15 @@ use crate::{NSID_ALL, Sqe, Status, opcode::nvm};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// The current size of a namespace.
+/// The current size of a namespace, and whether hosts may write to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NamespaceGeometry {
     /// Block size: a power of two, at least 512.
     pub block_bytes: u32,
     /// Blocks; may grow between commands.
     pub block_count: u64,
+    /// NSATTR bit 0: commands that would change data fail (NVM Command Set 1.0, 4.1.5.1).
+    pub write_protected: bool,
 }
 
 impl NamespaceGeometry {
@@ -245,6 +247,10 @@ fn decode_inner<const RESERVATIONS: bool>(
     if sqe.nsid() != nsid && !(op == nvm::FLUSH && sqe.nsid() == NSID_ALL) {
         return Err(Status::INVALID_NAMESPACE_OR_FORMAT);
     }
+    // Before all other fields, as Linux's target does.
+    if geometry.write_protected && changes_data(sqe) {
+        return Err(Status::NAMESPACE_IS_WRITE_PROTECTED);
+    }
     if !blocks {
         return decode_other(sqe, mdts_bytes);
     }
@@ -279,6 +285,16 @@ fn decode_inner<const RESERVATIONS: bool>(
             }
         }
     })
+}
+
+/// Commands that fail on a write-protected namespace (Base 2.0, 8.12).
+#[cold]
+fn changes_data(sqe: &Sqe) -> bool {
+    match sqe.opcode() {
+        nvm::WRITE | nvm::WRITE_ZEROES => true,
+        nvm::DATASET_MANAGEMENT => sqe.cdw(11) & DSM_AD != 0,
+        _ => false,
+    }
 }
 
 pub(crate) fn is_supported(op: u8, reservations: bool) -> bool {

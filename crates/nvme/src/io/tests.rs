@@ -6,6 +6,7 @@ use proptest::prelude::*;
 const GEOMETRY: NamespaceGeometry = NamespaceGeometry {
     block_bytes: 4096,
     block_count: 1000,
+    write_protected: false,
 };
 const MDTS: u32 = 128 * 1024;
 
@@ -50,6 +51,7 @@ fn mdts_bounds_data_but_not_zeroes() {
     let large = NamespaceGeometry {
         block_bytes: 512,
         block_count: 1 << 20,
+        write_protected: false,
     };
     assert_eq!(
         decode(&rw(nvm::WRITE_ZEROES, 0, 65536), 1, &large, 4096),
@@ -219,6 +221,47 @@ fn deallocate_ranges() {
     );
 }
 
+#[test]
+fn a_write_protected_namespace_keeps_its_data() {
+    let protected = NamespaceGeometry {
+        write_protected: true,
+        ..GEOMETRY
+    };
+    let run = |sqe: Sqe| decode(&sqe, 1, &protected, MDTS);
+    let refused = Err(Status::NAMESPACE_IS_WRITE_PROTECTED.with_dnr());
+    let dsm = Sqe::new(nvm::DATASET_MANAGEMENT, 1).with_nsid(1);
+    for lba in [0, 1000] {
+        assert_eq!(run(rw(nvm::WRITE, lba, 1)), refused);
+        assert_eq!(run(rw(nvm::WRITE_ZEROES, lba, 1)), refused);
+    }
+    assert_eq!(run(dsm.with_cdw(11, DSM_AD | 1)), refused);
+    let other = rw(nvm::WRITE, 0, 1).with_nsid(2);
+    let unknown = Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr();
+    assert_eq!(run(other), Err(unknown));
+    let flush = Sqe::new(nvm::FLUSH, 1).with_nsid(NSID_ALL);
+    let report = Sqe::new(nvm::RESERVATION_REPORT, 1).with_nsid(1);
+    let register = Sqe::new(nvm::RESERVATION_REGISTER, 1).with_nsid(1);
+    for sqe in [
+        rw(nvm::READ, 0, 1),
+        rw(nvm::COMPARE, 0, 1),
+        dsm.with_cdw(11, 3),
+        flush,
+        report,
+        register,
+    ] {
+        let allowed = run(sqe);
+        assert!(allowed.is_ok(), "{sqe:?}: {allowed:?}");
+        assert_eq!(allowed, decode(&sqe, 1, &GEOMETRY, MDTS));
+    }
+    let half = |op, fuse| {
+        let mut sqe = rw(op, 0, 1);
+        sqe.flags |= fuse;
+        decode_fused(&sqe, 1, &protected, MDTS)
+    };
+    assert!(half(nvm::COMPARE, FUSE_FIRST).is_ok());
+    assert_eq!(half(nvm::WRITE, FUSE_SECOND), refused);
+}
+
 proptest! {
     #[test]
     fn whatever_decodes_is_in_bounds(
@@ -228,6 +271,7 @@ proptest! {
         shift in 9u32..17,
         block_count in any::<u64>(),
         mdts in any::<u32>(),
+        write_protected in any::<bool>(),
     ) {
         let mut sqe = Sqe::read_from_bytes(raw.as_flattened()).unwrap();
         sqe.opcode = op;
@@ -235,7 +279,7 @@ proptest! {
             sqe.flags = 0x40;
             sqe = sqe.with_nsid(1).with_cdw(12, sqe.cdw(12) & 0xF00F_FFFF & !(0xF << 26));
         }
-        let geometry = NamespaceGeometry { block_bytes: 1 << shift, block_count };
+        let geometry = NamespaceGeometry { block_bytes: 1 << shift, block_count, write_protected };
         if let Ok(command) = decode(&sqe, 1, &geometry, mdts) {
             match command {
                 IoCommand::Read { lba, blocks, .. }

@@ -388,14 +388,14 @@ impl Check {
 
     /// A holder is found by its map and by its parent.
     fn link(&mut self, pool: &Pool, node: Node, map: MapId, parent: Option<LayerId>) {
-        if pool.volumes.maps.get(&map) != Some(&node) {
+        if pool.volumes.layers.maps.get(&map) != Some(&node) {
             self.report
                 .problem(format!("map {} does not belong to {node}", map.0));
         }
         let Some(parent) = parent else {
             return;
         };
-        let layer = pool.volumes.layer(parent);
+        let layer = pool.volumes.layers.get(parent);
         if !layer.is_some_and(|layer| layer.children.contains(&node)) {
             self.report.problem(format!(
                 "{node} is based on {parent}, which does not know it"
@@ -404,7 +404,7 @@ impl Check {
     }
 
     fn layer(&mut self, pool: &Pool, from: LayerId) -> CheckStage {
-        let Some((id, layer)) = pool.volumes.layers.range(from..).next() else {
+        let Some((id, layer)) = pool.volumes.layers.by_id.range(from..).next() else {
             return CheckStage::Map(MapId(0), 0);
         };
         self.link(
@@ -420,7 +420,7 @@ impl Check {
                 layer.map.mapped()
             ));
         }
-        if layer.children.is_empty() != pool.volumes.unused_layers.contains(id) {
+        if layer.children.is_empty() != pool.volumes.layers.unused.contains(id) {
             self.report
                 .problem(format!("{id} is needed and being freed, or neither"));
         }
@@ -436,7 +436,7 @@ impl Check {
                     volume.and_then(|volume| volume.record.layering.parent)
                 }
                 Node::Layer(child) => {
-                    let layer = pool.volumes.layer(*child);
+                    let layer = pool.volumes.layers.get(*child);
                     layer.and_then(|layer| layer.record.parent)
                 }
             };
@@ -449,7 +449,7 @@ impl Check {
     }
 
     fn map(&mut self, pool: &Pool, from_map: MapId, from: u64, budget: u64) -> CheckStage {
-        let Some((id, node)) = pool.volumes.maps.range(from_map..).next() else {
+        let Some((id, node)) = pool.volumes.layers.maps.range(from_map..).next() else {
             return CheckStage::Leaks(0, 0);
         };
         // The first map may be gone.
@@ -651,7 +651,7 @@ pub fn check_catalog(catalog: &Catalog, devices: &[DeviceRecord]) -> CheckReport
                 .values()
                 .chain(pool.volumes.deleting.values());
             let mapped = volumes.map(|volume| volume.map.mapped());
-            let layers = pool.volumes.layers.values();
+            let layers = pool.volumes.layers.by_id.values();
             let frozen = layers.map(|layer| layer.map.mapped());
             report.mappings_checked = mapped.chain(frozen).sum();
             report.leaked_extents = pool.allocator.leaked_extents();

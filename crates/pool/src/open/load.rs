@@ -25,12 +25,15 @@ use crate::{
     volumes::{
         PoolVolume,
         hidden::Hidden,
-        layers::{Layer, MAX_LAYERS, Node},
+        layers::{Layer, Layers, MAX_LAYERS, Node},
         map::{MAP_CHUNK, VolumeMap},
     },
 };
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 use std::{collections::BTreeMap, sync::Arc};
+
+/// More ids than are ever given.
+const MAX_ID: u64 = 1 << 60;
 
 /// Used extents that no volume has claimed yet.
 struct Unclaimed {
@@ -145,14 +148,7 @@ impl Loader {
                 }
                 self.tenants.push(record);
             }
-            Table::Volumes => {
-                let record = codec::decode_volume(value)?;
-                if record.id.0 != a {
-                    return Err(wrong(format!("volume {a} is recorded as {}", record.id.0)));
-                }
-                self.hold_map(record.map_id(), Node::Volume(record.id))?;
-                self.volumes.insert(record.id, PoolVolume::new(record));
-            }
+            Table::Volumes => self.volume_record(a, value)?,
             Table::Layers => {
                 let record: LayerRecord = codec::decode(value)?;
                 self.hold_map(record.map, Node::Layer(LayerId(a)))?;
@@ -189,14 +185,7 @@ impl Loader {
             }
             Table::StatedBudgets => self.budgets.load_stated(a, b, codec::decode(value)?),
             Table::States => self.states_chunk(a, b, value)?,
-            Table::Reservations => {
-                let device = u8::try_from(a).map_err(|_| wrong("a reservation is on no device"))?;
-                for (run, id) in codec::decode_reservations(DeviceIndex(device), b, value)? {
-                    self.claim(Node::Volume(id), run, ExtentState::Reserved)?;
-                    self.volume(id.0)?.spare.insert(run);
-                    self.reservations.insert(run, id);
-                }
-            }
+            Table::Reservations => self.reservations_chunk(a, b, value)?,
             Table::Maps => self.map_chunk(a, b, value)?,
             Table::Hidden => {
                 let bits = codec::decode_hidden(value)?;
@@ -205,6 +194,32 @@ impl Loader {
                 }
                 self.map_of(a)?.1.load_chunk(b, bits);
             }
+        }
+        Ok(())
+    }
+
+    fn volume_record(&mut self, a: u64, value: &[u8]) -> Result<()> {
+        let record = codec::decode_volume(value)?;
+        if record.id.0 != a {
+            return Err(wrong(format!("volume {a} is recorded as {}", record.id.0)));
+        }
+        if record.name.is_empty() && record.layering.parent.is_some() {
+            return Err(wrong(format!(
+                "{} is being deleted but needs a layer",
+                record.id
+            )));
+        }
+        self.hold_map(record.map_id(), Node::Volume(record.id))?;
+        self.volumes.insert(record.id, PoolVolume::new(record));
+        Ok(())
+    }
+
+    fn reservations_chunk(&mut self, a: u64, b: u64, value: &[u8]) -> Result<()> {
+        let device = u8::try_from(a).map_err(|_| wrong("a reservation is on no device"))?;
+        for (run, id) in codec::decode_reservations(DeviceIndex(device), b, value)? {
+            self.claim(Node::Volume(id), run, ExtentState::Reserved)?;
+            self.volume(id.0)?.spare.insert(run);
+            self.reservations.insert(run, id);
         }
         Ok(())
     }
@@ -267,6 +282,24 @@ impl Loader {
                     "{id} is based on too many layers, or on itself"
                 )));
             }
+        }
+        Ok(())
+    }
+
+    /// A number given twice could replace a layer, even by one below itself.
+    fn check_next_id(&self) -> Result<()> {
+        let next = self.info.as_ref().map_or(0, |info| info.next_id);
+        let tenants = self.tenants.iter().map(|tenant| tenant.id.0);
+        let exports = self.exports.iter().map(|export| export.id.0);
+        let volumes = self.volumes.keys().map(|id| id.0);
+        let layers = self.layers.keys().map(|id| id.0);
+        let maps = self.maps.keys().map(|id| id.0);
+        let highest = (tenants.chain(exports).chain(volumes))
+            .chain(layers)
+            .chain(maps)
+            .max();
+        if highest.is_some_and(|highest| highest >= next) || next > MAX_ID {
+            return Err(wrong(format!("the next id, {next}, is in use or invalid")));
         }
         Ok(())
     }
@@ -390,6 +423,7 @@ pub(crate) fn load_records(
         loader.states = loader.initial_states(&check)?;
     }
     loader.link_layers()?;
+    loader.check_next_id()?;
     let info = loader
         .info
         .ok_or_else(|| wrong("it does not name its pool"))?;
@@ -416,8 +450,11 @@ pub(crate) fn load_records(
     if let Some((id, _)) = volumes.iter().find(|(_, volume)| !has_tenant(volume)) {
         return Err(wrong(format!("{id} belongs to no tenant")));
     }
-    pool.volumes
-        .load(volumes, deleting, loader.layers, loader.maps);
+    pool.volumes.load(
+        volumes,
+        deleting,
+        Layers::loaded(loader.layers, loader.maps),
+    );
     pool.allocator.reservations = loader.reservations;
     for export in loader.exports {
         if pool.volumes.get(export.volume).is_err() {
@@ -444,253 +481,4 @@ pub(crate) fn load_records(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{
-        NewDevice, NewVolume, PoolSpec,
-        error::ErrorKind,
-        extents::space::PoolSettings,
-        journal::batch::{Batch, Key},
-        open::create::create,
-        store::MemStore,
-        volumes::map::MapRun,
-    };
-    use forebay_qos::budget::Budget;
-
-    /// Loads 64 extents and these records.
-    fn load_with(records: Records) -> Result<Pool> {
-        let device = NewDevice {
-            spec: "mem".into(),
-            store: Arc::new(MemStore::new((11 << 20) + (64 << 16))),
-            block_bytes: 512,
-            known_zero: true,
-        };
-        let spec = PoolSpec {
-            name: "p".into(),
-            extent_bytes: 1 << 16,
-            devices: vec![device],
-            settings: PoolSettings::default(),
-            force: false,
-            now_s: 0,
-        };
-        let (mut pool, catalog) = create(&spec).unwrap();
-        pool.create_tenant("t", 0).unwrap();
-        for name in ["a", "b"] {
-            let new = NewVolume {
-                tenant: "t".into(),
-                name: name.into(),
-                size_bytes: 100 << 16,
-                block_bytes: None,
-                reserved_bytes: 0,
-            };
-            pool.create_volume(&new, 0).unwrap();
-        }
-        catalog
-            .commit(&pool.take_batch().unwrap().unwrap())
-            .unwrap();
-        let records = records
-            .into_iter()
-            .map(|(key, value)| (key, Some(value)))
-            .collect();
-        catalog
-            .commit(&Batch {
-                id: pool.journal().open_batch_id(),
-                records,
-            })
-            .unwrap();
-        load(&catalog, |_| Ok(()))
-    }
-
-    type Records = Vec<(Key, Vec<u8>)>;
-
-    /// The volumes' ids; the tenant has 1.
-    const A: u64 = 2;
-    const B: u64 = 3;
-
-    fn states(reserved: usize, owned: usize) -> (Key, Vec<u8>) {
-        let mut all = vec![0; 64];
-        all[..reserved].fill(ExtentState::Reserved as u8);
-        all[reserved..reserved + owned].fill(ExtentState::Owned as u8);
-        (
-            Key::new(Table::States, 0, 0),
-            codec::encode_states(&all).unwrap(),
-        )
-    }
-
-    fn map(volume: u64, start: u16, count: u16, extent: u64) -> (Key, Vec<u8>) {
-        let run = MapRun {
-            start,
-            count,
-            device: DeviceIndex(0),
-            extent,
-        };
-        (
-            Key::new(Table::Maps, volume, 0),
-            codec::encode_map(&[run]).unwrap(),
-        )
-    }
-
-    fn reserved(device: u64, chunk: u64, runs: &[(u64, u64, u64)]) -> (Key, Vec<u8>) {
-        let runs: Vec<_> = runs
-            .iter()
-            .map(|(volume, first, count)| {
-                (
-                    DeviceRun::new(DeviceIndex(0), *first, *count),
-                    VolumeId(*volume),
-                )
-            })
-            .collect();
-        let base = chunk.wrapping_mul(STATE_CHUNK);
-        let bytes = codec::encode_reservations(base, &runs).unwrap();
-        (Key::new(Table::Reservations, device, chunk), bytes)
-    }
-
-    fn reservation(volume: u64, first: u64, count: u64) -> (Key, Vec<u8>) {
-        reserved(0, 0, &[(volume, first, count)])
-    }
-
-    #[test]
-    fn sound_records_are_loaded_and_leaks_are_counted() {
-        let sound = vec![
-            states(4, 10),
-            reservation(A, 0, 4),
-            map(A, 0, 6, 4),
-            map(B, 90, 3, 10),
-        ];
-        let pool = load_with(sound).unwrap();
-        assert_eq!(pool.allocator().leaked_extents(), 1);
-        assert_eq!(pool.space().owned, 10);
-    }
-
-    fn budget(a: u64, b: u64, iops: u64) -> (Key, Vec<u8>) {
-        let mut budget = Budget::unstated();
-        budget.base.iops = iops;
-        (
-            Key::new(Table::Budgets, a, b),
-            codec::encode(&budget).unwrap(),
-        )
-    }
-
-    #[test]
-    fn budgets_of_deleted_tenants_and_volumes_are_dropped() {
-        let records = vec![
-            budget(1, 0, 100),
-            budget(A, 1, 50),
-            budget(99, 0, 100),
-            budget(98, 1, 100),
-        ];
-        let mut pool = load_with(records).unwrap();
-        assert_eq!(pool.budgets().tenants().count(), 1);
-        assert_eq!(pool.budgets().of_volume(VolumeId(A)).unwrap().base.iops, 50);
-        assert_eq!(pool.budgets().volumes().count(), 1);
-        let batch = pool.take_batch().unwrap().unwrap();
-        let gone = [
-            Key::new(Table::Budgets, 98, 1),
-            Key::new(Table::Budgets, 99, 0),
-            Key::new(Table::StatedBudgets, 98, 1),
-            Key::new(Table::StatedBudgets, 99, 0),
-        ];
-        assert_eq!(batch.records, gone.map(|key| (key, None)));
-    }
-
-    #[test]
-    fn contradictions_are_damage() {
-        let wrong: Vec<(&str, Records)> = vec![
-            (
-                "two owners",
-                vec![states(0, 10), map(A, 0, 6, 4), map(B, 0, 1, 9)],
-            ),
-            (
-                "two owners",
-                vec![states(5, 0), reserved(0, 0, &[(A, 0, 4), (B, 3, 2)])],
-            ),
-            ("is not Owned", vec![states(4, 0), map(A, 0, 1, 0)]),
-            ("is not Owned", vec![map(A, 0, 1, 60)]),
-            ("is not Reserved", vec![states(0, 4), reservation(A, 0, 1)]),
-            ("does not have", vec![states(0, 64), map(A, 0, 2, 63)]),
-            ("does not have", vec![reserved(0, 1, &[(A, 1024, 1)])]),
-            ("does not have", vec![reserved(1, 0, &[(A, 0, 1)])]),
-            ("no device", vec![reserved(256, 0, &[(A, 0, 1)])]),
-            ("out of range", vec![reserved(0, u64::MAX, &[])]),
-            ("does not exist", vec![states(0, 4), map(9, 0, 1, 0)]),
-            ("does not exist", vec![states(4, 0), reservation(9, 0, 1)]),
-            ("beyond its end", vec![states(0, 4), map(A, 99, 2, 0)]),
-            (
-                "states beyond",
-                vec![(Key::new(Table::States, 0, 1), states(0, 0).1)],
-            ),
-            (
-                "states beyond",
-                vec![(Key::new(Table::States, 1, 0), states(0, 0).1)],
-            ),
-            (
-                "states beyond",
-                vec![(Key::new(Table::States, 0, u64::MAX), states(0, 0).1)],
-            ),
-            (
-                "cannot be read",
-                vec![(Key::new(Table::Volumes, 2, 0), vec![1, 2, 3])],
-            ),
-            (
-                "port 1 is numbered 7",
-                vec![(
-                    Key::new(Table::Ports, 1, 0),
-                    codec::encode(&PortRecord {
-                        address: "a:1".into(),
-                        port_id: 7,
-                        ana: Default::default(),
-                        changes: 0,
-                    })
-                    .unwrap(),
-                )],
-            ),
-            (
-                "which does not exist",
-                vec![(
-                    Key::new(Table::HostReservations, 9, 0),
-                    codec::encode(&HostReservations::default()).unwrap(),
-                )],
-            ),
-            (
-                "too many recent reservations",
-                vec![(
-                    Key::new(Table::HostReservations, A, 0),
-                    codec::encode(&HostReservations {
-                        recent: vec![
-                            forebay_xlate::boundary::message::ReserveToken {
-                                socket: 1,
-                                number: 1
-                            };
-                            MAX_RECENT + 1
-                        ],
-                        ..HostReservations::default()
-                    })
-                    .unwrap(),
-                )],
-            ),
-            (
-                "cannot be read",
-                vec![(Key::new(Table::HostReservations, A, 0), vec![3, 0, 1])],
-            ),
-            (
-                "cannot be read",
-                vec![(Key::new(Table::Tenants, 1, 0), vec![9])],
-            ),
-            (
-                "cannot be read",
-                vec![(Key::new(Table::Budgets, 1, 0), vec![3, 1])],
-            ),
-            ("the budget 1/2 is invalid", vec![budget(1, 2, 100)]),
-            ("the budget 1/0 is invalid", vec![budget(1, 0, 0)]),
-            (
-                "cannot be read",
-                vec![(Key::new(Table::Maps, A, 0), vec![])],
-            ),
-        ];
-        for (what, records) in wrong {
-            let error = load_with(records).map(|_| ()).unwrap_err();
-            assert_eq!(error.kind, ErrorKind::Damaged, "{error}");
-            assert!(error.message.contains(what), "{what}: {error}");
-        }
-    }
-}
+mod tests;

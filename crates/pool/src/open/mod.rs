@@ -13,6 +13,7 @@ use crate::{
     catalog::Catalog,
     error::{PoolError, Result},
     extents::DeviceHealth,
+    journal::batch::Table,
     label::{Label, LabelFormat},
     mirror::FoundArea,
     mirror::lineage::Epoch,
@@ -318,7 +319,11 @@ fn match_records(
                 "{} was at {} and is now at {}",
                 record.index, record.spec, one.device.spec
             ));
-            pool.set_device_spec(record.index, &one.device.spec)?;
+            let index = record.index;
+            if let Some(record) = pool.devices.get_mut(usize::from(index.0)) {
+                record.spec = one.device.spec.clone();
+                pool.journal.touch(Table::Devices, u64::from(index.0), 0);
+            }
         }
         indexes[one.at] = Some(record.index);
     }

@@ -68,7 +68,7 @@ impl Pool {
             let (logical, extent) = (logical.0.saturating_add(at), extent.0 + at);
             let run = DeviceRun::new(device, extent, 1);
             let target = volumes.get(volume)?;
-            if volumes.place(target, logical, 1) == Place::Shared(run) {
+            if volumes.layers.place(target, logical, 1) == Place::Shared(run) {
                 continue;
             }
             let target = volumes.get_mut(volume)?;
@@ -97,15 +97,6 @@ impl Pool {
             (false, true) => Adopted::Uncommitted,
             (false, false) => Adopted::Durable,
         })
-    }
-
-    /// Adopts a copy that a predecessor began: its target's content is unknown. Call it after all
-    /// grants, as a later grant of the target proves that the copy ended.
-    pub fn adopt_copy(&mut self, volume: VolumeId, device: DeviceIndex, extent: ExtentIndex) {
-        if self.volumes.adopt_copy(volume, device, extent.0) {
-            let run = DeviceRun::new(device, extent.0, 1);
-            self.allocator.free(&mut self.journal, run);
-        }
     }
 
     /// Ends adoption. Pass `true` only if the opened pool's

@@ -90,19 +90,6 @@ impl Pool {
         Ok(())
     }
 
-    /// Records a device's current place.
-    pub fn set_device_spec(&mut self, device: DeviceIndex, spec: &str) -> Result<()> {
-        let record = self
-            .devices
-            .get_mut(usize::from(device.0))
-            .ok_or_else(|| PoolError::not_found(format!("no {device}")))?;
-        if record.spec != spec {
-            record.spec = spec.to_owned();
-            self.journal.touch(Table::Devices, u64::from(device.0), 0);
-        }
-        Ok(())
-    }
-
     /// Counts a clean stop; returns its number.
     pub fn count_stop(&mut self) -> u64 {
         self.info.opens += 1;

@@ -32,7 +32,7 @@ use crate::{
         batch::{Batch, BatchId, Key, Table},
     },
     records::{DeviceRecord, LayerId, PoolInfo, VolumeRecord},
-    volumes::{Volumes, map::MAP_CHUNK},
+    volumes::Volumes,
 };
 use budgets::Budgets;
 use exports::Exports;
@@ -207,7 +207,7 @@ impl Pool {
                     .transpose()
             }
             Table::Layers => {
-                let layer = self.volumes.layer(LayerId(key.a));
+                let layer = self.volumes.layers.get(LayerId(key.a));
                 record(layer.map(|layer| &layer.record))
             }
             Table::Exports => {
@@ -241,35 +241,21 @@ impl Pool {
                     return Ok(None);
                 };
                 let base = key.b * STATE_CHUNK;
-                let runs = self.allocator.reservations.within(DeviceRun::new(
-                    device.index,
-                    base,
-                    STATE_CHUNK,
-                ));
-                if runs.is_empty() {
-                    Ok(None)
-                } else {
-                    codec::encode_reservations(base, &runs).map(Some)
-                }
+                let chunk = DeviceRun::new(device.index, base, STATE_CHUNK);
+                let runs = self.allocator.reservations.within(chunk);
+                let encoded = codec::encode_reservations(base, &runs);
+                encoded.map(|bytes| (!runs.is_empty()).then_some(bytes))
             }
             Table::Maps => {
                 let Some((map, _, volume)) = self.volumes.map_of(key.a) else {
                     return Ok(None);
                 };
-                let range = key.b * MAP_CHUNK..(key.b + 1) * MAP_CHUNK;
-                let pending = volume.map(|volume| volume.pending.within(range.start, range.end));
-                let uncommitted: Vec<u64> = pending
-                    .into_iter()
-                    .flatten()
-                    .filter(|(_, pending)| pending.committing.is_none())
-                    .map(|(logical, _)| logical)
-                    .collect();
+                let uncommitted = volume.map_or_else(Vec::new, |v| v.uncommitted_in(key.b));
                 let runs = map.chunk_without(key.b, &uncommitted);
                 if runs.is_empty() {
-                    Ok(None)
-                } else {
-                    codec::encode_map(&runs).map(Some)
+                    return Ok(None);
                 }
+                codec::encode_map(&runs).map(Some)
             }
             Table::Hidden => {
                 let map = self.volumes.map_of(key.a);

@@ -1,13 +1,15 @@
-//! Snapshots, clones, rollback, copies of shared extents, and merges of layers.
+//! [`Snapshots`]: snapshots, clones, rollback, copies of shared extents, and merges of layers.
 //!
 //! **What must hold before**, the caller's part:
-//! - [`Pool::snapshot`]: no write to the volumes is in flight, none begins before the batch is
+//! - [`Snapshots::take`]: no write to the volumes is in flight, none begins before the batch is
 //!   durable, and all their mappings are durable.
-//! - [`Pool::roll_back`]: the volume's grants are revoked and drained.
-//! - [`Pool::merge`]: the step's range is held, and requests to the step's devices from before have
+//! - [`Snapshots::roll_back`]: the volume's grants are revoked and drained.
+//! - [`Snapshots::merge`]: the step's range is held, and requests to the step's devices from before have
 //!   ended, because a read may have begun before a copy replaced its extent.
-//! - [`Pool::end_copy`]: the whole extent was copied. The commit of its mapping follows a flush, as
+//! - [`Snapshots::end_copy`]: the whole extent was copied. The commit of its mapping follows a flush, as
 //!   for any other.
+//! - The caller records a copy before it begins, for [`Snapshots::adopt_copy`], until the batch that is
+//!   open at its end is durable.
 
 use super::{
     Pool,
@@ -16,14 +18,17 @@ use super::{
 };
 use crate::{
     error::{PoolError, Result},
+    extents::runs::DeviceRun,
     features::LAYERS,
     journal::batch::Table,
     records::{LayerId, Layering, VolumeRecord},
     volumes::{
         copies::{CopyFailure, ExtentCopy},
         faults::{FaultAnswer, Released},
-        layers::Node,
+        layers::{Node, Place},
         merge::MergeStep,
+        needed::Unneeded,
+        placer::Placer,
     },
 };
 use forebay_device::size::format_bytes;
@@ -56,13 +61,26 @@ pub struct NewClone {
     pub reserved_bytes: u64,
 }
 
+/// Operations on snapshots, clones and the layers below them ([`Pool::snapshots`]).
+#[derive(Debug)]
+pub struct Snapshots<'a> {
+    pool: &'a mut Pool,
+}
+
 impl Pool {
+    /// Operations on snapshots.
+    pub fn snapshots(&mut self) -> Snapshots<'_> {
+        Snapshots { pool: self }
+    }
+}
+
+impl Snapshots<'_> {
     /// Whether these snapshots can be taken now, as one group.
-    pub fn check_snapshots(&self, new: &[NewSnapshot]) -> Result<()> {
-        self.ready()?;
+    pub fn check(&self, new: &[NewSnapshot]) -> Result<()> {
+        self.pool.ready()?;
         let (mut volumes, mut needed) = (BTreeSet::new(), 0u64);
         for NewSnapshot { volume, name } in new {
-            let target = self.volumes.get(*volume)?;
+            let target = self.pool.volumes.get(*volume)?;
             let record = &target.record;
             if record.is_snapshot() {
                 return Err(PoolError::invalid(format!(
@@ -78,12 +96,15 @@ impl Pool {
             }
             check_name("snapshot", name)?;
             self.check_new_name(record, &snapshot_name(record, name))?;
-            self.volumes.check_depth(target)?;
-            needed += self.volumes.entitlement_after_freeze(target);
+            self.pool.volumes.layers.check_depth(target)?;
+            needed += target.entitlement_after_freeze(self.pool.info.extent_bytes);
         }
-        self.admit(new.len() as u64 * 3 * RECORD_BYTES)?;
-        let extent_bytes = self.info.extent_bytes;
-        let most = self.volumes.promisable(&self.allocator.extents, &volumes);
+        self.pool.admit(new.len() as u64 * 3 * RECORD_BYTES)?;
+        let extent_bytes = self.pool.info.extent_bytes;
+        let most = self
+            .pool
+            .volumes
+            .promisable(&self.pool.allocator.extents, &volumes);
         if needed > most {
             return Err(PoolError::no_space(format!(
                 "the volumes' space reservations need {} for writes after the snapshot, but the pool can promise {}: \
@@ -97,8 +118,8 @@ impl Pool {
 
     fn check_new_name(&self, record: &VolumeRecord, name: &str) -> Result<()> {
         let key = (record.tenant, name.to_owned());
-        if self.volumes.names.contains_key(&key) {
-            let tenant = self.tenants.get(record.tenant)?;
+        if self.pool.volumes.names.contains_key(&key) {
+            let tenant = self.pool.tenants.get(record.tenant)?;
             return Err(PoolError::exists(format!(
                 "tenant {:?} already has {name:?}",
                 tenant.name
@@ -108,10 +129,10 @@ impl Pool {
     }
 
     /// Takes snapshots of several volumes at one moment. Their ids, in the same order.
-    pub fn snapshot(&mut self, new: &[NewSnapshot], now_s: u64) -> Result<Vec<VolumeId>> {
-        self.check_snapshots(new)?;
+    pub fn take(&mut self, new: &[NewSnapshot], now_s: u64) -> Result<Vec<VolumeId>> {
+        self.check(new)?;
         for NewSnapshot { volume, .. } in new {
-            let volume = self.volumes.get(*volume)?;
+            let volume = self.pool.volumes.get(*volume)?;
             if volume.pending.len() > 0 || !volume.copying.is_empty() {
                 return Err(PoolError::in_use(format!(
                     "volume {:?} has mappings that are not durable",
@@ -120,22 +141,23 @@ impl Pool {
             }
         }
         self.use_layers();
-        let (volumes, allocator) = (&mut self.volumes, &mut self.allocator);
+        let (volumes, allocator) = (&mut self.pool.volumes, &mut self.pool.allocator);
+        let extent_bytes = self.pool.info.extent_bytes;
         let owed = new.iter().filter_map(|new| volumes.get(new.volume).ok());
-        let owed = owed.map(|volume| volumes.entitlement_after_freeze(volume));
+        let owed = owed.map(|volume| volume.entitlement_after_freeze(extent_bytes));
         let needed = volumes.promised + owed.sum::<u64>();
         let these = new.iter().map(|new| new.volume).collect();
-        volumes.make_room(allocator, &mut self.journal, needed, &these)?;
+        volumes.make_room(allocator, &mut self.pool.journal, needed, &these)?;
         let taken = new.iter().map(|new| self.freeze_as(new, now_s));
         taken.collect()
     }
 
     fn freeze_as(&mut self, new: &NewSnapshot, now_s: u64) -> Result<VolumeId> {
         let layer = self.freeze(new.volume)?;
-        let record = &mut self.volumes.get_mut(new.volume)?.record;
-        record.layering.freezes += 1;
+        let record = &mut self.pool.volumes.get_mut(new.volume)?.record;
+        record.layering.freezes = record.layering.freezes.wrapping_add(1);
         let snapshot = VolumeRecord {
-            id: VolumeId(new_id(&mut self.info, &mut self.journal)),
+            id: VolumeId(new_id(&mut self.pool.info, &mut self.pool.journal)),
             uuid: Uuid::new_v4(),
             tenant: record.tenant,
             name: snapshot_name(record, &new.name),
@@ -148,32 +170,41 @@ impl Pool {
                 ..Layering::default()
             },
         };
-        self.journal.touch(Table::Volumes, new.volume.0, 0);
+        self.pool.journal.touch(Table::Volumes, new.volume.0, 0);
         self.add_above(snapshot, layer)
     }
 
     fn freeze(&mut self, volume: VolumeId) -> Result<Option<LayerId>> {
-        let info = &mut self.info;
+        let info = &mut self.pool.info;
         let new_id = |journal: &mut _| new_id(info, journal);
-        self.volumes.freeze(&mut self.journal, volume, new_id)
+        self.pool
+            .volumes
+            .freeze(&mut self.pool.journal, volume, new_id)
     }
 
     fn add_above(&mut self, record: VolumeRecord, layer: Option<LayerId>) -> Result<VolumeId> {
         let id = record.id;
-        self.volumes.insert(record);
-        self.volumes.attach(id, layer)?;
-        self.journal.touch(Table::Volumes, id.0, 0);
+        self.pool.volumes.insert(record);
+        self.attach(id, layer)?;
+        self.pool.journal.touch(Table::Volumes, id.0, 0);
         Ok(id)
+    }
+
+    fn attach(&mut self, volume: VolumeId, layer: Option<LayerId>) -> Result<()> {
+        self.pool.volumes.get_mut(volume)?.record.layering.parent = layer;
+        let layers = &mut self.pool.volumes.layers;
+        layers.attach(Node::Volume(volume), layer);
+        Ok(())
     }
 
     /// Earlier versions refuse the pool from now on.
     fn use_layers(&mut self) {
         let (class, bit) = (LAYERS.class as u64, u64::from(LAYERS.bit));
-        self.journal.touch(Table::Features, class, bit);
+        self.pool.journal.touch(Table::Features, class, bit);
     }
 
     fn snapshot_record(&self, snapshot: VolumeId) -> Result<&VolumeRecord> {
-        let record = self.volumes.record(snapshot)?;
+        let record = self.pool.volumes.record(snapshot)?;
         if record.is_snapshot() {
             return Ok(record);
         }
@@ -185,12 +216,12 @@ impl Pool {
 
     /// Makes a volume with a snapshot's content.
     pub fn clone_snapshot(&mut self, new: &NewClone, now_s: u64) -> Result<VolumeId> {
-        self.ready()?;
+        self.pool.ready()?;
         check_name("volume", &new.name)?;
-        let tenant = self.tenants.named(&new.tenant)?.id;
+        let tenant = self.pool.tenants.named(&new.tenant)?.id;
         let of = self.snapshot_record(new.snapshot)?;
         let record = VolumeRecord {
-            id: VolumeId(self.info.next_id),
+            id: VolumeId(self.pool.info.next_id),
             uuid: Uuid::new_v4(),
             tenant,
             name: new.name.clone(),
@@ -200,25 +231,28 @@ impl Pool {
             ..of.clone()
         };
         self.check_new_name(&record, &new.name)?;
-        self.volumes.check_depth(self.volumes.get(new.snapshot)?)?;
-        self.admit(3 * RECORD_BYTES)?;
-        self.volumes.make_room_for_reservation(
-            &mut self.allocator,
-            &mut self.journal,
+        self.pool
+            .volumes
+            .layers
+            .check_depth(self.pool.volumes.get(new.snapshot)?)?;
+        self.pool.admit(3 * RECORD_BYTES)?;
+        self.pool.volumes.make_room_for_reservation(
+            &mut self.pool.allocator,
+            &mut self.pool.journal,
             None,
             new.reserved_bytes,
             record.size_bytes,
         )?;
         self.use_layers();
         let layer = self.freeze(new.snapshot)?;
-        let id = VolumeId(new_id(&mut self.info, &mut self.journal));
+        let id = VolumeId(new_id(&mut self.pool.info, &mut self.pool.journal));
         self.add_above(VolumeRecord { id, ..record }, layer)
     }
 
-    /// Whether [`Pool::roll_back`] would be refused.
+    /// Whether [`Snapshots::roll_back`] would be refused.
     pub fn check_roll_back(&self, volume: VolumeId, snapshot: VolumeId) -> Result<()> {
-        self.ready()?;
-        let record = self.volumes.record(volume)?;
+        self.pool.ready()?;
+        let record = self.pool.volumes.record(volume)?;
         let of = self.snapshot_record(snapshot)?;
         if of.layering.snapshot_of != Some(volume) {
             return Err(PoolError::invalid(format!(
@@ -226,8 +260,11 @@ impl Pool {
                 of.name, record.name
             )));
         }
-        self.volumes.check_depth(self.volumes.get(snapshot)?)?;
-        self.admit(3 * RECORD_BYTES)
+        self.pool
+            .volumes
+            .layers
+            .check_depth(self.pool.volumes.get(snapshot)?)?;
+        self.pool.admit(3 * RECORD_BYTES)
     }
 
     /// Gives a volume a snapshot's content, and zeros beyond the snapshot's size. Later snapshots
@@ -239,39 +276,68 @@ impl Pool {
         hanging: &BTreeSet<DeviceIndex>,
     ) -> Result<Released> {
         self.check_roll_back(volume, snapshot)?;
-        let (volumes, allocator) = (&mut self.volumes, &mut self.allocator);
+        let (volumes, allocator) = (&mut self.pool.volumes, &mut self.pool.allocator);
         if !volumes.get(volume)?.copying.is_empty() {
             return Err(PoolError::in_use(format!("{volume} has copies that go on")));
         }
-        let released = volumes.unmap_at_once(allocator, &mut self.journal, volume, hanging)?;
+        let released = volumes.unmap_at_once(allocator, &mut self.pool.journal, volume, hanging)?;
         // Its own map becomes a layer that nothing needs.
         let above = self.freeze(volume)?;
-        let target = self.volumes.get_mut(volume)?;
+        let target = self.pool.volumes.get_mut(volume)?;
         // Mappings in a batch become durable with the layer.
         target.pending = Default::default();
         target.record.layering.parent = None;
-        self.volumes
-            .detach(&mut self.journal, Node::Volume(volume), above);
+        self.pool
+            .volumes
+            .layers
+            .detach(&self.pool.journal, Node::Volume(volume), above);
         // The snapshot may have its own map by now.
         let layer = self.freeze(snapshot)?;
-        self.volumes.attach(volume, layer)?;
-        self.volumes.settle_account(volume);
-        self.journal.touch(Table::Volumes, volume.0, 0);
+        self.attach(volume, layer)?;
+        self.pool.volumes.settle_account(volume);
+        self.pool.journal.touch(Table::Volumes, volume.0, 0);
         Ok(released)
     }
 
+    /// Adopts a copy that a predecessor began: its target's content is unknown. Call it after all
+    /// grants, as a later grant of the target proves that the copy ended.
+    pub fn adopt_copy(&mut self, volume: VolumeId, device: DeviceIndex, extent: ExtentIndex) {
+        let run = DeviceRun::new(device, extent.0, 1);
+        let target = self.pool.volumes.by_id.get_mut(&volume);
+        if target.is_some_and(|target| target.spare.take(run)) {
+            self.pool.allocator.free(&mut self.pool.journal, run);
+        }
+    }
+
     /// Prepares a write to a shared extent: takes a spare extent as the copy's target. An error
-    /// leaves nothing. Otherwise call [`Pool::end_copy`] or [`Pool::fail_copy`].
+    /// leaves nothing. Otherwise call [`Snapshots::end_copy`] or [`Snapshots::fail_copy`].
     pub fn begin_copy(
         &mut self,
         volume: VolumeId,
         logical: ExtentIndex,
     ) -> Result<std::result::Result<ExtentCopy, FaultAnswer>> {
-        self.ready()?;
-        self.volumes.writable(volume)?;
-        let placement = self.info.settings.placement;
-        let (volumes, allocator) = (&mut self.volumes, &mut self.allocator);
-        if let Some(copy) = volumes.begin_copy(allocator, placement, volume, logical.0)? {
+        self.pool.ready()?;
+        self.pool.volumes.writable(volume)?;
+        if self.pool.journal.committed_id() < self.pool.opening_batch {
+            return Ok(Err(FaultAnswer::AwaitCommit {
+                batch: self.pool.opening_batch,
+            }));
+        }
+        let placement = self.pool.info.settings.placement;
+        let (volumes, allocator) = (&mut self.pool.volumes, &mut self.pool.allocator);
+        let target = volumes.get(volume)?;
+        let Place::Shared(source) = volumes.layers.place(target, logical.0, 1) else {
+            return Err(PoolError::invalid(format!(
+                "extent {} of {volume} is not shared",
+                logical.0
+            )));
+        };
+        let placer = Placer::new(allocator, placement);
+        let copy = volumes
+            .get_mut(volume)?
+            .begin_copy(&placer, logical.0, source)?;
+        if let Some(copy) = copy {
+            allocator.extents.mark_allocated(copy.target);
             return Ok(Ok(copy));
         }
         let why = volumes.why_no_spare(&allocator.extents, volume)?;
@@ -279,11 +345,13 @@ impl Pool {
     }
 
     /// A copy is complete: its target is the volume's own, as after
-    /// [`FaultAnswer::Allocated`](crate::FaultAnswer::Allocated), which is returned.
+    /// [`FaultAnswer::Allocated`], which is returned.
     pub fn end_copy(&mut self, volume: VolumeId, logical: ExtentIndex) -> Result<FaultAnswer> {
-        let (target, commit_seq) = self
-            .volumes
-            .end_copy(&mut self.allocator, volume, logical)?;
+        let commit_seq = self.pool.volumes.next_seq;
+        let target = self.pool.volumes.get_mut(volume)?;
+        let target = target.end_copy(logical.0, commit_seq)?;
+        self.pool.allocator.extents.mark_allocated(target);
+        self.pool.volumes.next_seq += 1;
         Ok(FaultAnswer::Allocated {
             device: target.device,
             extent: target.first,
@@ -298,22 +366,61 @@ impl Pool {
         logical: ExtentIndex,
         failure: CopyFailure,
     ) -> Result<()> {
-        let (allocator, journal) = (&mut self.allocator, &mut self.journal);
-        self.volumes
-            .fail_copy(allocator, journal, volume, logical, failure)
+        let target = self.pool.volumes.get_mut(volume)?.take_copy(logical.0)?;
+        let (allocator, journal) = (&mut self.pool.allocator, &mut self.pool.journal);
+        match failure {
+            CopyFailure::Ended => allocator.free(journal, target),
+            CopyFailure::Hangs => allocator.quarantine(journal, target),
+        }
+        self.pool.volumes.settle_account(volume);
+        Ok(())
+    }
+
+    /// Frees extents that are still unneeded: dirty once the open batch is durable. Requests to
+    /// their devices from before must have ended, as for a merge.
+    pub fn free_unneeded(&mut self, unneeded: &Unneeded) -> Result<Released> {
+        self.pool.ready()?;
+        let (allocator, journal) = (&mut self.pool.allocator, &mut self.pool.journal);
+        let volumes = &mut self.pool.volumes;
+        (volumes.layers).free_unneeded(&volumes.by_id, allocator, journal, unneeded)
     }
 
     /// The next step of a merge, in a layer after `after`; `None` if no layer there can be merged.
     pub fn next_merge(&self, after: Option<LayerId>) -> Option<MergeStep> {
-        self.volumes.next_merge(after)
+        let committed = self.pool.journal.committed_id();
+        self.pool.volumes.next_merge(committed, after)
     }
 
     /// Does a step of a merge: freed extents are dirty once the open batch is durable. `InUse` if
-    /// mappings in its range are not durable, or if it is no longer the next step.
+    /// mappings in its range are not durable, if it is no longer the next step, or if it is the last
+    /// one and copies of the volume go on.
     pub fn merge(&mut self, step: &MergeStep) -> Result<Released> {
-        self.ready()?;
-        let (allocator, journal) = (&mut self.allocator, &mut self.journal);
-        self.volumes.merge(allocator, journal, step)
+        self.pool.ready()?;
+        let before = LayerId(step.layer.0.wrapping_sub(1));
+        let after = (step.layer.0 > 0).then_some(before);
+        if self.next_merge(after).as_ref() != Some(step) {
+            return Err(PoolError::in_use(format!(
+                "{} has changed since this step of its merge was planned",
+                step.layer
+            )));
+        }
+        let (allocator, journal) = (&mut self.pool.allocator, &mut self.pool.journal);
+        let volumes = &mut self.pool.volumes;
+        let released = (volumes.layers).merge(&mut volumes.by_id, allocator, journal, step)?;
+        if let Some(volume) = step.volume() {
+            volumes.settle_account(volume);
+        }
+        Ok(released)
+    }
+}
+
+#[cfg(feature = "test")]
+impl Snapshots<'_> {
+    /// As if a volume had had so many more snapshots.
+    pub fn skip_epochs(&mut self, volume: VolumeId, count: u64) {
+        if let Ok(volume) = self.pool.volumes.get_mut(volume) {
+            volume.record.layering.freezes += count;
+        }
     }
 }
 

@@ -8,9 +8,9 @@
 use super::{Volumes, faults::Released, layers::Node, map::MAP_CHUNK};
 use crate::{
     error::{PoolError, Result},
-    extents::{allocator::Allocator, runs::DeviceRun},
+    extents::allocator::Allocator,
     journal::{Journal, batch::Table},
-    records::{LayerId, Layering},
+    records::Layering,
 };
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 use std::collections::BTreeSet;
@@ -42,6 +42,10 @@ impl Volumes {
         gone.record.reserved_bytes = 0;
         // Their batch becomes durable before this one.
         gone.pending = Default::default();
+        // Only a copy on a device that hangs is still open.
+        for run in std::mem::take(&mut gone.copying).into_values() {
+            allocator.quarantine(journal, run);
+        }
         let layering = gone.record.layering;
         gone.record.layering = Layering {
             map: layering.map,
@@ -50,7 +54,8 @@ impl Volumes {
         self.deleting.insert(volume, gone);
         journal.touch(Table::Volumes, volume.0, 0);
         self.free_slice(allocator, journal, Node::Volume(volume), &mut released);
-        self.detach(journal, Node::Volume(volume), layering.parent);
+        self.layers
+            .detach(journal, Node::Volume(volume), layering.parent);
         Ok(released)
     }
 
@@ -83,7 +88,7 @@ impl Volumes {
 
     /// Whether deleted volumes or layers have extents left to free.
     pub fn has_more_to_delete(&self) -> bool {
-        !self.deleting.is_empty() || !self.unused_layers.is_empty()
+        !self.deleting.is_empty() || !self.layers.unused.is_empty()
     }
 
     /// Frees a slice of the first deleted volume or layer.
@@ -94,7 +99,7 @@ impl Volumes {
     ) -> Released {
         let mut released = Released::default();
         let volume = self.deleting.keys().next().copied().map(Node::Volume);
-        let layer = self.unused_layers.first().copied().map(Node::Layer);
+        let layer = self.layers.unused.first().copied().map(Node::Layer);
         if let Some(node) = volume.or(layer) {
             self.free_slice(allocator, journal, node, &mut released);
         }
@@ -118,7 +123,7 @@ impl Volumes {
                 (id, &mut volume.map, &mut volume.hidden)
             }
             Node::Layer(id) => {
-                let Some(layer) = self.layers.get_mut(&id) else {
+                let Some(layer) = self.layers.by_id.get_mut(&id) else {
                     return;
                 };
                 (layer.record.map, &mut layer.map, &mut layer.hidden)
@@ -145,37 +150,21 @@ impl Volumes {
         }
         let is_over = map.mapped() == 0 && hidden.is_empty();
         if is_over {
-            self.maps.remove(&id);
-            runs.extend(self.forget_node(journal, node));
+            self.layers.maps.remove(&id);
+            match node {
+                Node::Volume(id) => {
+                    journal.touch(Table::Volumes, id.0, 0);
+                    let gone = self.deleting.remove(&id);
+                    // Nothing should be left; anything else has unknown content.
+                    runs.extend(gone.map_or_else(Vec::new, |mut volume| volume.spare.drain()));
+                }
+                Node::Layer(id) => self.layers.forget(journal, id),
+            }
         }
         for run in runs {
             allocator.free(journal, run);
             released.extents += run.count;
             released.runs.push(run);
-        }
-    }
-
-    /// Removes an empty node; returns extents that it should not have.
-    fn forget_node(&mut self, journal: &mut Journal, node: Node) -> Vec<DeviceRun> {
-        match node {
-            Node::Volume(id) => {
-                journal.touch(Table::Volumes, id.0, 0);
-                let gone = self.deleting.remove(&id);
-                // Nothing should be left; anything else has unknown content.
-                gone.map_or_else(Vec::new, |mut volume| volume.spare.drain())
-            }
-            Node::Layer(id) => {
-                self.forget_layer(journal, id);
-                Vec::new()
-            }
-        }
-    }
-
-    fn forget_layer(&mut self, journal: &mut Journal, id: LayerId) {
-        self.unused_layers.remove(&id);
-        if let Some(layer) = self.layers.remove(&id) {
-            journal.touch(Table::Layers, id.0, 0);
-            self.detach(journal, Node::Layer(id), layer.record.parent);
         }
     }
 }

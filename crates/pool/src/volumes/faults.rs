@@ -37,7 +37,7 @@ pub enum FaultAnswer {
         commit_seq: Option<u64>,
     },
     /// As [`FaultAnswer::Mapped`], durably, but only for reading: a snapshot has these extents. A
-    /// write needs a copy ([`Pool::begin_copy`](crate::Pool::begin_copy)).
+    /// write needs a copy ([`Snapshots::begin_copy`](crate::Snapshots::begin_copy)).
     Shared {
         /// The device.
         device: DeviceIndex,
@@ -106,11 +106,15 @@ impl Volumes {
                 "extent {logical} is past the end of {volume}, which has {end} extents"
             )));
         }
-        let (run, is_shared) = match self.place(target, logical, RUN_LIMIT) {
-            Place::Own(run) => (run, target.record.is_snapshot()),
-            Place::Shared(run) => (run, true),
-            Place::Zeros(_) => return Ok(None),
-        };
+        let (run, is_shared) =
+            match self
+                .layers
+                .place(target, logical, RUN_LIMIT.min(end - logical))
+            {
+                Place::Own(run) => (run, target.record.is_snapshot()),
+                Place::Shared(run) => (run, true),
+                Place::Zeros(_) => return Ok(None),
+            };
         if !extents.is_served(run.device) {
             return Ok(Some(FaultAnswer::DeviceGone { device: run.device }));
         }
@@ -134,7 +138,7 @@ impl Volumes {
     pub(crate) fn answer_hole(&self, volume: VolumeId, logical: u64) -> Result<FaultAnswer> {
         let target = self.get(volume)?;
         let left = target.extents(self.extent_bytes).saturating_sub(logical);
-        match self.place(target, logical, RUN_LIMIT.min(left)) {
+        match self.layers.place(target, logical, RUN_LIMIT.min(left)) {
             Place::Zeros(count) => Ok(FaultAnswer::Hole { count }),
             place => Err(PoolError::invalid(format!(
                 "extent {logical} of {volume} is mapped: {place:?}"

@@ -7,15 +7,22 @@
 //!
 //! **Not here:** the copy that a write to a shared extent needs (`copies`), names (`pool`).
 
-use super::{PoolVolume, Volumes, hidden::Hidden, map::VolumeMap};
+use super::{
+    PoolVolume, Volumes,
+    hidden::Hidden,
+    map::{MAP_CHUNK, VolumeMap},
+};
 use crate::{
     error::{PoolError, Result},
     extents::runs::DeviceRun,
-    journal::{Journal, batch::Table},
+    journal::{
+        Journal,
+        batch::{BatchId, Table},
+    },
     records::{LayerId, LayerRecord, MapId},
 };
 use forebay_xlate::types::VolumeId;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Range;
 
@@ -49,6 +56,8 @@ pub(crate) struct Layer {
     pub(crate) hidden: Hidden,
     /// Those that it is the parent of.
     pub(crate) children: BTreeSet<Node>,
+    /// The batch that took the latest child away; a crash before it is durable brings it back.
+    pub(crate) detached_in: BatchId,
 }
 
 impl Layer {
@@ -58,6 +67,7 @@ impl Layer {
             map: VolumeMap::default(),
             hidden: Hidden::default(),
             children: BTreeSet::new(),
+            detached_in: BatchId(0),
         }
     }
 
@@ -86,14 +96,37 @@ impl PoolVolume {
     }
 }
 
-impl Volumes {
-    pub(crate) fn layer(&self, id: LayerId) -> Option<&Layer> {
-        self.layers.get(&id)
+/// All layers of a pool, and who holds which map.
+#[derive(Default, Debug)]
+pub(crate) struct Layers {
+    pub(crate) by_id: BTreeMap<LayerId, Layer>,
+    /// Layers that nothing needs, to be freed.
+    pub(crate) unused: BTreeSet<LayerId>,
+    /// The holder of each map.
+    pub(crate) maps: BTreeMap<MapId, Node>,
+}
+
+impl Layers {
+    pub(crate) fn loaded(by_id: BTreeMap<LayerId, Layer>, maps: BTreeMap<MapId, Node>) -> Self {
+        let unused = by_id.iter().filter(|(_, layer)| layer.children.is_empty());
+        Self {
+            unused: unused.map(|(id, _)| *id).collect(),
+            by_id,
+            maps,
+        }
+    }
+
+    pub(crate) fn get(&self, id: LayerId) -> Option<&Layer> {
+        self.by_id.get(&id)
+    }
+
+    fn parent_mut(&mut self, parent: Option<LayerId>) -> Option<&mut Layer> {
+        self.by_id.get_mut(&parent?)
     }
 
     /// The layers below a volume, from the top.
-    pub(crate) fn layers_below(&self, volume: &PoolVolume) -> impl Iterator<Item = &Layer> {
-        let layer = |id: Option<LayerId>| self.layers.get(&id?);
+    pub(crate) fn below(&self, volume: &PoolVolume) -> impl Iterator<Item = &Layer> {
+        let layer = |id: Option<LayerId>| self.by_id.get(&id?);
         std::iter::successors(layer(volume.record.layering.parent), move |above| {
             layer(above.record.parent)
         })
@@ -106,7 +139,7 @@ impl Volumes {
         }
         let mut limit = volume.map.hole_at(logical, limit);
         let mut hidden = &volume.hidden;
-        for layer in self.layers_below(volume) {
+        for layer in self.below(volume) {
             let (is_hidden, count) = hidden.run_at(logical, limit);
             limit = count;
             if is_hidden {
@@ -124,7 +157,7 @@ impl Volumes {
     /// How many extents from `first` on, up to `count`, have at most `most` mapped ones in each map.
     pub(crate) fn reach(&self, volume: &PoolVolume, first: u64, count: u64, most: u64) -> u64 {
         let own = volume.map.reach(first, count, most);
-        self.layers_below(volume)
+        self.below(volume)
             .fold(own, |count, layer| layer.map.reach(first, count, most))
     }
 
@@ -133,13 +166,13 @@ impl Volumes {
     pub(crate) fn mapped_from(
         &self,
         volume: &PoolVolume,
+        end: u64,
         from: u64,
         most: usize,
     ) -> (Vec<Range<u64>>, Option<u64>) {
         if volume.record.layering.parent.is_none() {
             return volume.map.mapped_from(from, most);
         }
-        let end = volume.extents(self.extent_bytes);
         let (mut at, mut ranges): (u64, Vec<Range<u64>>) = (from, Vec::new());
         for _ in 0..STEPS_AT_ONCE {
             if at >= end {
@@ -161,6 +194,77 @@ impl Volumes {
         (ranges, (at < end).then_some(at))
     }
 
+    /// The extents of a range that layers map and the volume does not hide.
+    fn to_hide(&self, volume: &PoolVolume, first: u64, count: u64) -> BTreeSet<u64> {
+        let mapped = self.below(volume).flat_map(|layer| {
+            let mappings = layer.map.within(first, count).into_iter();
+            mappings.flat_map(|mapping| mapping.logical..mapping.logical + mapping.run.count)
+        });
+        let shown = mapped.filter(|logical| !volume.hidden.contains(*logical));
+        shown.collect()
+    }
+
+    /// Refuses one more layer below a volume that has very many.
+    pub(crate) fn check_depth(&self, volume: &PoolVolume) -> Result<()> {
+        let depth = self.below(volume).count();
+        if depth < MAX_LAYERS {
+            return Ok(());
+        }
+        Err(PoolError::invalid(format!(
+            "volume {:?} is based on {depth} snapshots, the maximum: delete some",
+            volume.record.name
+        )))
+    }
+
+    /// A volume's frozen map, in its place below the volume.
+    fn add(&mut self, id: LayerId, layer: Layer, volume: VolumeId) {
+        self.maps.insert(layer.record.map, Node::Layer(id));
+        self.maps.insert(MapId(id.0), Node::Volume(volume));
+        if let Some(below) = self.parent_mut(layer.record.parent) {
+            below.children.remove(&Node::Volume(volume));
+            below.children.insert(Node::Layer(id));
+        }
+        self.by_id.insert(id, layer);
+    }
+
+    /// A node gets this parent, and had none.
+    pub(crate) fn attach(&mut self, node: Node, parent: Option<LayerId>) {
+        if let Some(layer) = self.parent_mut(parent) {
+            layer.children.insert(node);
+        }
+    }
+
+    /// A node no longer needs its parent, which may now go, or have one child left.
+    pub(crate) fn detach(&mut self, journal: &Journal, node: Node, parent: Option<LayerId>) {
+        let Some((id, layer)) = parent.and_then(|id| Some((id, self.by_id.get_mut(&id)?))) else {
+            return;
+        };
+        layer.children.remove(&node);
+        layer.detached_in = journal.open_batch_id();
+        if layer.children.is_empty() {
+            self.unused.insert(id);
+        }
+    }
+
+    /// In the place of a layer that is gone, its parent gets its child.
+    pub(crate) fn adopt_child(&mut self, parent: Option<LayerId>, gone: LayerId, child: Node) {
+        if let Some(parent) = self.parent_mut(parent) {
+            parent.children.remove(&Node::Layer(gone));
+            parent.children.insert(child);
+        }
+    }
+
+    /// Removes an unused layer whose map is empty.
+    pub(crate) fn forget(&mut self, journal: &mut Journal, id: LayerId) {
+        self.unused.remove(&id);
+        if let Some(layer) = self.by_id.remove(&id) {
+            journal.touch(Table::Layers, id.0, 0);
+            self.detach(journal, Node::Layer(id), layer.record.parent);
+        }
+    }
+}
+
+impl Volumes {
     /// Hides the extents of a range that layers map.
     pub(crate) fn hide_shared(
         &mut self,
@@ -169,32 +273,14 @@ impl Volumes {
         first: u64,
         count: u64,
     ) -> Result<()> {
-        let volume = self.get(id)?;
-        let mapped = self.layers_below(volume).flat_map(|layer| {
-            let mappings = layer.map.within(first, count).into_iter();
-            mappings.flat_map(|mapping| mapping.logical..mapping.logical + mapping.run.count)
-        });
-        let shared = mapped.filter(|logical| !volume.hidden.contains(*logical));
-        let shared: BTreeSet<u64> = shared.collect();
+        let shown = self.layers.to_hide(self.get(id)?, first, count);
         let volume = self.get_mut(id)?;
         let map = volume.record.map_id();
-        for logical in shared {
+        for logical in shown {
             volume.hidden.hide(logical);
-            journal.touch(Table::Hidden, map.0, logical / super::map::MAP_CHUNK);
+            journal.touch(Table::Hidden, map.0, logical / MAP_CHUNK);
         }
         Ok(())
-    }
-
-    /// Refuses one more layer below a volume that has very many.
-    pub(crate) fn check_depth(&self, volume: &PoolVolume) -> Result<()> {
-        let depth = self.layers_below(volume).count();
-        if depth < MAX_LAYERS {
-            return Ok(());
-        }
-        Err(PoolError::invalid(format!(
-            "volume {:?} is based on {depth} snapshots, the maximum: delete some",
-            volume.record.name
-        )))
     }
 
     /// Freezes a volume's own map. Returns the layer that has its whole content; `None` if it has
@@ -210,96 +296,32 @@ impl Volumes {
             return Ok(volume.record.layering.parent);
         }
         let number = new_id(journal);
-        let (layer_id, below) = (LayerId(number), volume.record.layering.parent);
+        let layer_id = LayerId(number);
         let mut layer = Layer::new(LayerRecord {
             map: volume.record.map_id(),
-            parent: below,
+            parent: volume.record.layering.parent,
         });
         layer.map = std::mem::take(&mut volume.map);
         layer.hidden = std::mem::take(&mut volume.hidden);
         layer.children.insert(Node::Volume(id));
         volume.record.layering.map = Some(MapId(number));
         volume.record.layering.parent = Some(layer_id);
-        self.maps.insert(layer.record.map, Node::Layer(layer_id));
-        self.maps.insert(MapId(number), Node::Volume(id));
-        if let Some(below) = below.and_then(|below| self.layers.get_mut(&below)) {
-            below.children.remove(&Node::Volume(id));
-            below.children.insert(Node::Layer(layer_id));
-        }
-        self.layers.insert(layer_id, layer);
+        self.layers.add(layer_id, layer, id);
         self.settle_account(id);
         journal.touch(Table::Layers, layer_id.0, 0);
         journal.touch(Table::Volumes, id.0, 0);
         Ok(Some(layer_id))
     }
 
-    /// Makes `parent` the parent of a volume that has none.
-    pub(crate) fn attach(&mut self, volume: VolumeId, parent: Option<LayerId>) -> Result<()> {
-        self.get_mut(volume)?.record.layering.parent = parent;
-        if let Some(layer) = parent.and_then(|parent| self.layers.get_mut(&parent)) {
-            layer.children.insert(Node::Volume(volume));
-        }
-        Ok(())
-    }
-
-    /// A node no longer needs its parent, which may now go, or have one child left.
-    pub(crate) fn detach(&mut self, journal: &mut Journal, node: Node, parent: Option<LayerId>) {
-        let Some((id, layer)) = parent.and_then(|id| Some((id, self.layers.get_mut(&id)?))) else {
-            return;
-        };
-        layer.children.remove(&node);
-        match layer.only_child() {
-            Some(Node::Volume(child)) => self.replace_empty_map(journal, id, child),
-            Some(Node::Layer(_)) => {}
-            None if layer.children.is_empty() => _ = self.unused_layers.insert(id),
-            None => {}
-        }
-    }
-
-    /// A volume without an own map gets that of the layer whose only child it is.
-    pub(crate) fn replace_empty_map(
-        &mut self,
-        journal: &mut Journal,
-        layer_id: LayerId,
-        child: VolumeId,
-    ) {
-        let Some(volume) = self.by_id.get_mut(&child) else {
-            return;
-        };
-        if volume.has_own_map() || !volume.copying.is_empty() {
-            return;
-        }
-        let Some(layer) = self.layers.remove(&layer_id) else {
-            return;
-        };
-        self.maps.remove(&volume.record.map_id());
-        self.maps.insert(layer.record.map, Node::Volume(child));
-        (volume.map, volume.hidden) = (layer.map, layer.hidden);
-        volume.record.layering.map = Some(layer.record.map);
-        volume.record.layering.parent = layer.record.parent;
-        self.adopt_child(layer.record.parent, layer_id, Node::Volume(child));
-        journal.touch(Table::Layers, layer_id.0, 0);
-        journal.touch(Table::Volumes, child.0, 0);
-        self.settle_account(child);
-    }
-
-    /// In the place of a layer that is gone, its parent gets its child.
-    pub(crate) fn adopt_child(&mut self, parent: Option<LayerId>, gone: LayerId, child: Node) {
-        if let Some(parent) = parent.and_then(|parent| self.layers.get_mut(&parent)) {
-            parent.children.remove(&Node::Layer(gone));
-            parent.children.insert(child);
-        }
-    }
-
     /// The map with these records, unless it is gone.
     pub(crate) fn map_of(&self, map: u64) -> Option<(&VolumeMap, &Hidden, Option<&PoolVolume>)> {
-        match self.maps.get(&MapId(map))? {
+        match self.layers.maps.get(&MapId(map))? {
             Node::Volume(id) => {
                 let volume = self.any(*id)?;
                 Some((&volume.map, &volume.hidden, Some(volume)))
             }
             Node::Layer(id) => {
-                let layer = self.layers.get(id)?;
+                let layer = self.layers.get(*id)?;
                 Some((&layer.map, &layer.hidden, None))
             }
         }

@@ -10,6 +10,7 @@ use forebay_xlate::types::DeviceIndex;
 #[cfg(test)]
 use forebay_xlate::types::ExtentIndex;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::ops::Range;
 
 pub(crate) const MAP_CHUNK: u64 = 512;
@@ -69,6 +70,8 @@ pub(crate) struct Wish {
 pub(crate) struct VolumeMap {
     chunks: BTreeMap<u64, Vec<MapRun>>,
     mapped: u64,
+    /// Mapped extents by device, without zeros.
+    on: BTreeMap<u8, u64>,
 }
 
 /// The index of the first run that ends after `at`.
@@ -102,12 +105,38 @@ impl VolumeMap {
         self.mapped += 1;
     }
 
+    /// The devices with mapped extents.
+    pub(crate) fn devices(&self) -> impl Iterator<Item = DeviceIndex> {
+        self.on.keys().map(|device| DeviceIndex(*device))
+    }
+
+    pub(crate) fn is_on(&self, device: DeviceIndex) -> bool {
+        self.on.contains_key(&device.0)
+    }
+
+    fn count_in(&mut self, device: DeviceIndex, count: u64) {
+        self.mapped += count;
+        *self.on.entry(device.0).or_default() += count;
+    }
+
+    fn count_out(&mut self, device: DeviceIndex, count: u64) {
+        self.mapped -= count;
+        if let Entry::Occupied(mut on) = self.on.entry(device.0) {
+            *on.get_mut() -= count;
+            if *on.get() == 0 {
+                on.remove();
+            }
+        }
+    }
+
     pub(crate) fn chunk(&self, chunk: u64) -> &[MapRun] {
         self.chunks.get(&chunk).map_or(&[], Vec::as_slice)
     }
 
     pub(crate) fn load_chunk(&mut self, chunk: u64, runs: Vec<MapRun>) {
-        self.mapped += runs.iter().map(|run| u64::from(run.count)).sum::<u64>();
+        for run in &runs {
+            self.count_in(run.device, u64::from(run.count));
+        }
         self.chunks.insert(chunk, runs);
     }
 
@@ -292,7 +321,7 @@ impl VolumeMap {
             }
             (false, false) => runs.insert(place, new),
         }
-        self.mapped += u64::from(new.count);
+        self.count_in(new.device, u64::from(new.count));
     }
 
     pub(crate) fn within(&self, first: u64, count: u64) -> Vec<Mapping> {
@@ -346,7 +375,9 @@ impl VolumeMap {
                 *runs = kept;
             }
         }
-        self.mapped -= removed.iter().map(|mapping| mapping.run.count).sum::<u64>();
+        for mapping in &removed {
+            self.count_out(mapping.run.device, mapping.run.count);
+        }
         removed
     }
 
@@ -418,6 +449,10 @@ mod tests {
                 }
             }
             prop_assert_eq!(map.mapped(), model.len() as u64);
+            for device in 0..2 {
+                let there = model.values().any(|(on, _)| *on == device);
+                prop_assert_eq!(map.is_on(DeviceIndex(device)), there);
+            }
             for logical in 0..1300 {
                 prop_assert_eq!(map.get(logical).map(|(d, e)| (d.0, e)), model.get(&logical).copied());
             }

@@ -12,8 +12,9 @@ pub(crate) mod hidden;
 pub(crate) mod layers;
 pub(crate) mod map;
 pub(crate) mod merge;
+pub(crate) mod needed;
 pub(crate) mod pending;
-mod placer;
+pub(crate) mod placer;
 pub(crate) mod preallocated;
 pub(crate) mod spare;
 
@@ -21,13 +22,13 @@ use crate::{
     error::{PoolError, Result},
     extents::runs::{DeviceRun, RunSet},
     journal::batch::BatchId,
-    records::{LayerId, MapId, TenantId, VolumeRecord},
+    records::{TenantId, VolumeRecord},
 };
 use deleted::SLICE_EXTENTS;
 use forebay_xlate::types::{DeviceIndex, ExtentIndex, VolumeId};
 use hidden::Hidden;
-use layers::{Layer, Node, Place};
-use map::VolumeMap;
+use layers::{Layers, Node, Place};
+use map::{MAP_CHUNK, VolumeMap};
 use pending::PendingSet;
 use spare::MIN_RESERVE;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -81,6 +82,15 @@ impl PoolVolume {
         }
     }
 
+    /// A chunk's mappings that no batch carries yet.
+    pub(crate) fn uncommitted_in(&self, chunk: u64) -> Vec<u64> {
+        let pending = self
+            .pending
+            .within(chunk * MAP_CHUNK, (chunk + 1) * MAP_CHUNK);
+        let uncommitted = pending.filter(|(_, pending)| pending.committing.is_none());
+        uncommitted.map(|(logical, _)| logical).collect()
+    }
+
     pub(crate) fn extents(&self, extent_bytes: u64) -> u64 {
         self.record.size_bytes.div_ceil(extent_bytes)
     }
@@ -101,17 +111,16 @@ pub struct VolumeSpace {
     pub entitlement: u64,
 }
 
+/// Volumes and snapshots that are not being deleted.
+pub(crate) type ById = BTreeMap<VolumeId, PoolVolume>;
+
 /// All volumes of a pool.
 #[derive(Debug)]
 pub struct Volumes {
-    pub(crate) by_id: BTreeMap<VolumeId, PoolVolume>,
+    pub(crate) by_id: ById,
     /// Deleted volumes with extents left to free. Other lookups ignore them.
     pub(crate) deleting: BTreeMap<VolumeId, PoolVolume>,
-    pub(crate) layers: BTreeMap<LayerId, Layer>,
-    /// Layers that nothing needs, to be freed.
-    pub(crate) unused_layers: BTreeSet<LayerId>,
-    /// The holder of each map.
-    pub(crate) maps: BTreeMap<MapId, Node>,
+    pub(crate) layers: Layers,
     /// Extents of a deleted volume freed at once.
     pub(crate) delete_slice: u64,
     pub(crate) names: BTreeMap<(TenantId, String), VolumeId>,
@@ -128,9 +137,7 @@ impl Volumes {
         Self {
             by_id: BTreeMap::new(),
             deleting: BTreeMap::new(),
-            layers: BTreeMap::new(),
-            unused_layers: BTreeSet::new(),
-            maps: BTreeMap::new(),
+            layers: Layers::default(),
             delete_slice: SLICE_EXTENTS,
             names: BTreeMap::new(),
             extent_bytes,
@@ -144,12 +151,9 @@ impl Volumes {
         &mut self,
         volumes: BTreeMap<VolumeId, PoolVolume>,
         deleting: BTreeMap<VolumeId, PoolVolume>,
-        layers: BTreeMap<LayerId, Layer>,
-        maps: BTreeMap<MapId, Node>,
+        layers: Layers,
     ) {
-        let unused = layers.iter().filter(|(_, layer)| layer.children.is_empty());
-        self.unused_layers = unused.map(|(id, _)| *id).collect();
-        (self.layers, self.maps) = (layers, maps);
+        self.layers = layers;
         let records = volumes.values().map(|volume| &volume.record);
         let names = records.map(|record| ((record.tenant, record.name.clone()), record.id));
         self.names = names.collect();
@@ -201,7 +205,7 @@ impl Volumes {
     pub(crate) fn insert(&mut self, record: VolumeRecord) {
         let id = record.id;
         self.names.insert((record.tenant, record.name.clone()), id);
-        self.maps.insert(record.map_id(), Node::Volume(id));
+        self.layers.maps.insert(record.map_id(), Node::Volume(id));
         self.by_id.insert(id, PoolVolume::new(record));
         self.settle_account(id);
     }
@@ -247,7 +251,11 @@ impl Volumes {
         let size_bytes = self.record(volume)?.size_bytes;
         let bytes = |extent: u64| (extent * self.extent_bytes).min(size_bytes);
         let first = from_bytes / self.extent_bytes;
-        let (ranges, next) = self.mapped_from(self.get(volume)?, first, most);
+        let (ranges, next) = {
+            let target = self.get(volume)?;
+            let end = target.extents(self.extent_bytes);
+            self.layers.mapped_from(target, end, first, most)
+        };
         let ranges = ranges
             .into_iter()
             .map(|r| bytes(r.start).max(from_bytes)..bytes(r.end));
@@ -301,7 +309,8 @@ impl Volumes {
     /// may take: at most 4096 mapped ones.
     pub fn releases_at_once(&self, volume: VolumeId, first: ExtentIndex, count: u64) -> u64 {
         self.get(volume).map_or(count, |target| {
-            self.reach(target, first.0, count, faults::RELEASE_EXTENTS)
+            self.layers
+                .reach(target, first.0, count, faults::RELEASE_EXTENTS)
         })
     }
 
@@ -318,7 +327,7 @@ impl Volumes {
         let Some(volume) = self.by_id.get(&volume) else {
             return (false, count);
         };
-        match self.place(volume, logical.0, count) {
+        match self.layers.place(volume, logical.0, count) {
             Place::Own(run) | Place::Shared(run) => {
                 ((run.device, run.first) == (device, extent), run.count)
             }
@@ -326,22 +335,23 @@ impl Volumes {
         }
     }
 
-    /// The volumes with mapped or spare extents on a device. Searches every map.
+    /// The devices that a volume's writes may go to without a fault.
+    pub fn devices_of(&self, volume: VolumeId) -> BTreeSet<DeviceIndex> {
+        let volume = self.by_id.get(&volume).into_iter();
+        volume.flat_map(|volume| volume.map.devices()).collect()
+    }
+
+    /// The volumes with mapped or spare extents on a device.
     pub fn on_device(&self, device: DeviceIndex) -> Vec<VolumeId> {
-        let lies_there = |map: &VolumeMap| {
-            let mut chunks = map.chunks_from(0);
-            chunks.any(|(_, runs)| runs.iter().any(|run| run.device == device))
-        };
-        let layers = self.layers.values();
-        let layers = layers.filter(|layer| lies_there(&layer.map));
-        let layers: BTreeSet<MapId> = layers.map(|layer| layer.record.map).collect();
         self.by_id
             .iter()
             .filter(|(_, volume)| {
-                let mut below = self.layers_below(volume);
                 volume.spare.extents_on(device) > 0
-                    || lies_there(&volume.map)
-                    || below.any(|layer| layers.contains(&layer.record.map))
+                    || volume.map.is_on(device)
+                    || self
+                        .layers
+                        .below(volume)
+                        .any(|layer| layer.map.is_on(device))
             })
             .map(|(id, _)| *id)
             .collect()

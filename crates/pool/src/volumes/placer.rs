@@ -18,14 +18,14 @@ use std::ops::Range;
 /// parts can continue contiguously.
 const SPLIT_EXTENTS: u64 = 4;
 
-pub(super) struct Placer<'a> {
+pub(crate) struct Placer<'a> {
     placement: Placement,
     pattern: &'a Pattern,
     extents: &'a Extents,
 }
 
 impl<'a> Placer<'a> {
-    pub(super) fn new(allocator: &'a Allocator, placement: Placement) -> Self {
+    pub(crate) fn new(allocator: &'a Allocator, placement: Placement) -> Self {
         Self {
             placement,
             pattern: &allocator.pattern,

@@ -71,10 +71,10 @@ impl Volumes {
         if alone || !(from..to).contains(&logical) {
             return Ok(None);
         }
-        let Place::Zeros(zeros) = self.place(target, logical, to - logical) else {
+        let Place::Zeros(zeros) = self.layers.place(target, logical, to - logical) else {
             return Ok(None);
         };
-        let is_unmapped = |at| matches!(self.place(target, at, 1), Place::Zeros(_));
+        let is_unmapped = |at| matches!(self.layers.place(target, at, 1), Place::Zeros(_));
         let mut first = logical;
         while first > from && is_unmapped(first - 1) {
             first -= 1;

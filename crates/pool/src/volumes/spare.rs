@@ -51,6 +51,12 @@ impl PoolVolume {
             .min(self.extents(extent_bytes))
     }
 
+    /// What a snapshot adds to the extents owed to it: its mapped ones no longer count.
+    pub(crate) fn entitlement_after_freeze(&self, extent_bytes: u64) -> u64 {
+        let owed = self.reservation(extent_bytes).saturating_sub(self.unused());
+        owed.saturating_sub(self.entitlement)
+    }
+
     /// Owed extents, and catalog bytes of future mappings.
     pub(crate) fn account(&self, extent_bytes: u64) -> (u64, u64) {
         let entitlement = self.reservation(extent_bytes).saturating_sub(self.has());
@@ -111,13 +117,6 @@ impl Volumes {
             .map_or(0, PoolVolume::has);
         (free.saturating_sub(self.promised_to_others(volume)) + has)
             .saturating_mul(self.extent_bytes)
-    }
-
-    /// What a snapshot adds to the extents owed to a volume: its mapped ones no longer count.
-    pub(crate) fn entitlement_after_freeze(&self, volume: &PoolVolume) -> u64 {
-        let reservation = volume.reservation(self.extent_bytes);
-        let owed = reservation.saturating_sub(volume.unused());
-        owed.saturating_sub(volume.entitlement)
     }
 
     /// Extents that can be promised in addition, without the surplus of these volumes.

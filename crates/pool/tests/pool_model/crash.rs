@@ -3,9 +3,9 @@
 use crate::{
     common::{Choices, EXTENT},
     disk::Place,
-    world::{Durable, ModelVolume, Snapshot, World, one, open},
+    world::{Contents, Durable, ModelVolume, World, one, open},
 };
-use forebay_pool::{Adopted, BatchId, ErrorKind, ExtentState, FaultAnswer};
+use forebay_pool::{Adopted, BatchId, ErrorKind, ExtentState, FaultAnswer, VolumeRecord};
 use forebay_xlate::types::{DeviceIndex, ExtentIndex, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -51,15 +51,19 @@ impl World {
         let volume = |durable: &Durable| ModelVolume {
             extents: durable.extents,
             reserved: durable.reserved,
+            of: durable.of,
             map: durable.map.clone(),
             ..ModelVolume::default()
         };
         let now = found.1.iter().map(|(id, durable)| (*id, volume(durable)));
         let before = std::mem::replace(&mut self.volumes, now.collect());
-        self.deleting = found.2.clone();
+        let mapped = found.1.values().flat_map(|volume| volume.map.values());
+        self.held = mapped.chain(&found.2).copied().collect();
         self.committed = found;
         self.taken.clear();
-        self.snapshots.clear();
+        self.expected.clear();
+        self.frozen.clear();
+        self.planned = None;
         self.leaving.clear();
         self.away.clear();
         (self.check, self.settling) = (None, None);
@@ -67,6 +71,19 @@ impl World {
         if same_boot {
             for ((volume, logical), (place, seq)) in table {
                 self.adopt(&before, volume, logical, place, seq);
+            }
+        }
+        let open = std::mem::take(&mut self.copies).into_iter();
+        let open = open.map(|((volume, _), copy)| (volume, copy.target));
+        let ended = std::mem::take(&mut self.ended).into_iter();
+        for (volume, target) in open.chain(ended.map(|(_, volume, target)| (volume, target))) {
+            if same_boot {
+                let (device, extent) = target;
+                self.pool.snapshots().adopt_copy(
+                    VolumeId(volume),
+                    DeviceIndex(device),
+                    ExtentIndex(extent),
+                );
             }
         }
         let report = self.pool.finish_adoption(same_boot).unwrap();
@@ -84,7 +101,7 @@ impl World {
     }
 
     /// The possible catalogs after a crash, now or in a commit.
-    fn die(&mut self, during_commit: Option<u64>) -> Vec<Snapshot> {
+    fn die(&mut self, during_commit: Option<u64>) -> Vec<Contents> {
         let mut possible = vec![self.committed.clone()];
         let Some(operations) = during_commit else {
             return possible;
@@ -92,33 +109,27 @@ impl World {
         self.take();
         if let Some(batch) = self.taken.front() {
             self.power.fail_after(operations);
-            let snapshot = self.snapshots[&batch.id()].clone();
+            let expected = self.expected[&batch.id()].clone();
             if self.catalog.commit(batch).is_ok() {
                 possible.clear();
             }
-            possible.push(snapshot);
+            possible.push(expected);
         }
         possible
     }
 
-    fn found(&mut self) -> Snapshot {
-        let records: Vec<(u64, u64, u64)> = self
-            .pool
-            .volumes()
-            .records()
-            .map(|record| (record.id.0, record.size_bytes, record.reserved_bytes))
-            .collect();
-        let durable = |(id, size_bytes, reserved_bytes)| {
-            let extents = size_bytes / EXTENT;
+    fn found(&mut self) -> Contents {
+        let records: Vec<_> = self.pool.volumes().records().cloned().collect();
+        let durable = |record: VolumeRecord| {
             let durable = Durable {
-                extents,
-                reserved: reserved_bytes / EXTENT,
-                map: self.durable_map(id, extents),
+                extents: record.size_bytes / EXTENT,
+                reserved: record.reserved_bytes / EXTENT,
+                of: record.layering.snapshot_of.map(|of| of.0),
+                map: self.durable_map(record.id),
             };
-            (id, durable)
+            (record.id.0, durable)
         };
         let volumes: BTreeMap<u64, Durable> = records.into_iter().map(durable).collect();
-        let mapped = || volumes.values().flat_map(|volume| volume.map.values());
         let owned = |place: &Place| {
             self.pool.allocator().extent_state(one(*place)) == Some(ExtentState::Owned)
         };
@@ -127,13 +138,10 @@ impl World {
             extents.map(|extent| (device.index.0, extent))
         });
         let owned: BTreeSet<Place> = places.filter(owned).collect();
-        let mapped: BTreeSet<Place> = mapped().copied().collect();
-        let deleting = owned.difference(&mapped).copied();
-        (
-            self.pool.devices().len(),
-            volumes.clone(),
-            deleting.collect(),
-        )
+        let mapped = volumes.values().flat_map(|volume| volume.map.values());
+        let mapped: BTreeSet<Place> = mapped.copied().collect();
+        let hidden = owned.difference(&mapped).copied().collect();
+        (self.pool.devices().len(), volumes, hidden)
     }
 
     fn adopt(
@@ -159,7 +167,11 @@ impl World {
             }
             Ok(Adopted::Uncommitted) => {
                 let known = self.volumes.get_mut(&volume).unwrap();
-                assert!(known.map.insert(logical, place).is_none());
+                if let Some(below) = known.map.insert(logical, place) {
+                    assert!(self.layered.contains(&volume) && below != place);
+                    known.shadow.insert(logical, below);
+                }
+                assert!(self.held.insert(place));
                 known.uncommitted.insert(logical, seq);
                 self.table.insert((volume, logical), (place, seq));
             }
@@ -204,11 +216,8 @@ impl World {
                 }
             }
         }
-        let volumes = self.volumes.values();
-        let mapped: BTreeSet<Place> = volumes.flat_map(|v| v.map.values().copied()).collect();
         for place in self.disk.used() {
-            let known = mapped.contains(&place)
-                || self.deleting.contains(&place)
+            let known = self.held.contains(&place)
                 || self.dirty.contains(&place)
                 || self.quarantined.contains(&place);
             assert!(known, "{place:?} holds bytes and may be handed out");
@@ -241,28 +250,37 @@ impl World {
     }
 
     /// A volume's durable map, before adoption.
-    fn durable_map(&mut self, volume: u64, extents: u64) -> BTreeMap<u64, Place> {
+    fn durable_map(&mut self, volume: VolumeId) -> BTreeMap<u64, Place> {
         let mut map = BTreeMap::new();
-        let mut logical = 0;
-        while logical < extents {
-            let answer = self
-                .pool
-                .fault(VolumeId(volume), ExtentIndex(logical), false);
-            match answer {
-                Ok(FaultAnswer::Mapped {
-                    device,
-                    extent,
-                    count,
-                    commit_seq,
-                }) => {
-                    assert_eq!(commit_seq, None);
-                    for at in 0..count {
-                        map.insert(logical + at, (device.0, extent.0 + at));
-                    }
-                    logical += count;
+        let volumes = self.pool.volumes();
+        let (ranges, next) = volumes.mapped_bytes(volume, 0, usize::MAX).unwrap();
+        assert_eq!(next, None);
+        for range in ranges {
+            let (mut logical, end) = (range.start / EXTENT, range.end / EXTENT);
+            while logical < end {
+                let answer = self.pool.fault(volume, ExtentIndex(logical), false);
+                let (device, extent, count) = match answer {
+                    Ok(FaultAnswer::Mapped {
+                        device,
+                        extent,
+                        count,
+                        commit_seq: None,
+                    })
+                    | Ok(FaultAnswer::Shared {
+                        device,
+                        extent,
+                        count,
+                    }) => (device, extent, count),
+                    other => panic!("{other:?}"),
+                };
+                for at in 0..count {
+                    map.insert(logical + at, (device.0, extent.0 + at));
                 }
-                Err(error) if error.kind == ErrorKind::InUse => logical += 1,
-                other => panic!("{other:?}"),
+                logical += count;
+            }
+            assert_eq!(logical, end);
+            if let Ok(answer) = self.pool.fault(volume, ExtentIndex(end), false) {
+                panic!("{answer:?} before the grants are adopted");
             }
         }
         map

@@ -7,6 +7,7 @@
 //! - a block is old, new, or zero if never flushed;
 //! - tenants never see other tenants' data;
 //! - nothing written is lost in the same boot;
+//! - a snapshot keeps its content; a shared extent is freed once no volume shows it;
 //! - the pool opens and passes its own check.
 //!
 //! A failure names its seed: `POOL_MODEL_SEED=<seed>` runs that case alone. `POOL_MODEL_CASES` sets
@@ -16,6 +17,8 @@
 mod common;
 mod crash;
 mod disk;
+mod frees;
+mod layers;
 mod moves;
 mod tenant;
 mod world;
@@ -100,6 +103,36 @@ pub(crate) enum Op {
     CheckPiece {
         extents: u64,
     },
+    /// A group of volumes, by bit.
+    TakeSnapshot {
+        volumes: u8,
+        flushed: bool,
+    },
+    DeleteSnapshot {
+        pick: usize,
+    },
+    Clone {
+        pick: usize,
+        reserved: u64,
+    },
+    RollBack {
+        volume: usize,
+        pick: usize,
+        hanging: u8,
+    },
+    BeginCopy {
+        volume: usize,
+        pick: usize,
+    },
+    EndCopy {
+        pick: usize,
+        fate: u64,
+        sectors: u8,
+    },
+    PlanMerge {
+        skip: u8,
+    },
+    Merge,
     AddDevice,
     Crash {
         same_boot: bool,
@@ -126,7 +159,7 @@ fn op() -> impl Strategy<Value = Op> {
         7 => (volume(), logical(), 0u32..5, 1u8..4).prop_map(|(volume, logical, window, sectors)| {
             Op::WriteAround { volume, logical, window: 1 << window, sectors }
         }),
-        5 => (volume(), logical()).prop_map(|(volume, logical)| Op::Read { volume, logical }),
+        5 => (0usize..10, logical()).prop_map(|(volume, logical)| Op::Read { volume, logical }),
         2 => volume().prop_map(|volume| Op::ReservePreallocated { volume }),
         1 => Just(Op::ReturnIdle),
         6 => (volume(), 0u64..4).prop_map(|(volume, part)| Op::Flush { volume, part }),
@@ -151,6 +184,36 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
+/// Operations with layers, and those that they need often.
+fn layer_op() -> impl Strategy<Value = Op> {
+    let volume = || 0usize..6;
+    let pick = || 0usize..48;
+    let logical = || prop_oneof![4 => 0u64..6, 2 => 510u64..514, 1 => 1023u64..1026];
+    prop_oneof![
+        4 => (prop_oneof![3 => (0u32..4).prop_map(|at| 1 << at), 1 => 1u8..16], prop::bool::weighted(0.9))
+            .prop_map(|(volumes, flushed)| Op::TakeSnapshot { volumes, flushed }),
+        3 => pick().prop_map(|pick| Op::DeleteSnapshot { pick }),
+        3 => (pick(), prop_oneof![Just(0u64), 0u64..20])
+            .prop_map(|(pick, reserved)| Op::Clone { pick, reserved }),
+        1 => (volume(), pick(), prop_oneof![Just(0u8), 0u8..8])
+            .prop_map(|(volume, pick, hanging)| Op::RollBack { volume, pick, hanging }),
+        6 => (volume(), pick()).prop_map(|(volume, pick)| Op::BeginCopy { volume, pick }),
+        3 => (pick(), 0u64..6, 1u8..4)
+            .prop_map(|(pick, fate, sectors)| Op::EndCopy { pick, fate, sectors }),
+        1 => (0u8..3).prop_map(|skip| Op::PlanMerge { skip }),
+        5 => Just(Op::Merge),
+        2 => Just(Op::DeleteMore),
+        3 => prop_oneof![2 => 4u64..20, 1 => 1030u64..1500]
+            .prop_map(|extents| Op::Create { extents, reserved: 0 }),
+        14 => (volume(), logical(), 1u8..4)
+            .prop_map(|(volume, logical, sectors)| Op::Write { volume, logical, sectors }),
+        3 => volume().prop_map(|volume| Op::Flush { volume, part: 3 }),
+        2 => (0usize..10, logical()).prop_map(|(volume, logical)| Op::Read { volume, logical }),
+        2 => (volume(), logical(), 1u64..5, Just(0u8))
+            .prop_map(|(volume, first, count, hanging)| Op::Release { volume, first, count, hanging }),
+    ]
+}
+
 fn number(name: &str) -> Option<u64> {
     let text = std::env::var(name).ok()?;
     Some(
@@ -170,7 +233,10 @@ fn case(seed: u64) -> Result<(), String> {
     };
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &bytes);
     let mut runner = TestRunner::new_with_rng(config, rng);
-    let ops = prop::collection::vec(op(), 1..160);
+    // Every other pair of cases has no layers.
+    let layers = if (seed / 2).is_multiple_of(2) { 0 } else { 3 };
+    let any = prop_oneof![1 => op(), layers => layer_op()];
+    let ops = prop::collection::vec(any, 1..160);
     let result = runner.run(&ops, |ops| {
         let mut world = World::new();
         for op in ops {

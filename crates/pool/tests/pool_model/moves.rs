@@ -4,10 +4,10 @@ use crate::{
     Op,
     common::EXTENT,
     disk::{Bytes, Place},
-    world::{EXTENTS, ModelVolume, World, devices, flat},
+    world::{EXTENTS, ModelVolume, World, flat},
 };
 use forebay_pool::{
-    Check, DeviceHealth, ErrorKind, FaultAnswer, NewVolume, Placement, PoolSettings, Released,
+    Check, DeviceHealth, ErrorKind, FaultAnswer, NewVolume, Placement, PoolSettings,
 };
 use forebay_xlate::types::{DeviceIndex, ExtentIndex, VolumeId};
 use std::collections::BTreeSet;
@@ -16,11 +16,12 @@ impl World {
     pub(crate) fn step(&mut self, op: Op) {
         let volume = match op {
             Op::Delete { volume, .. }
+            | Op::RollBack { volume, .. }
+            | Op::BeginCopy { volume, .. }
             | Op::Grow { volume, .. }
             | Op::Reserve { volume, .. }
             | Op::Write { volume, .. }
             | Op::WriteAround { volume, .. }
-            | Op::Read { volume, .. }
             | Op::ReservePreallocated { volume }
             | Op::Flush { volume, .. }
             | Op::Release { volume, .. } => match self.nth(volume) {
@@ -46,7 +47,32 @@ impl World {
                 sectors,
                 ..
             } => self.write_around(volume, logical, window, sectors),
-            Op::Read { logical, .. } => self.read(volume, logical),
+            Op::Read { volume, logical } => {
+                if let Some(volume) = self.nth_of_all(volume) {
+                    self.read(volume, logical);
+                }
+            }
+            Op::TakeSnapshot { volumes, flushed } => self.take_snapshot(volumes, flushed),
+            Op::DeleteSnapshot { pick } => {
+                if let Some(snapshot) = self.nth_snapshot(pick) {
+                    self.delete(snapshot, 0);
+                }
+            }
+            Op::Clone { pick, reserved } => self.clone_snapshot(pick, reserved),
+            Op::RollBack { pick, hanging, .. } => self.roll_back(volume, pick, hanging),
+            Op::BeginCopy { pick, .. } => self.open_copy(volume, pick),
+            Op::EndCopy {
+                pick,
+                fate,
+                sectors,
+            } => {
+                let pick = pick % self.copies.len().max(1);
+                if let Some(key) = self.copies.keys().nth(pick).copied() {
+                    self.end_copy(key, fate, sectors);
+                }
+            }
+            Op::PlanMerge { skip } => self.plan_merge(skip),
+            Op::Merge => self.merge(false),
             Op::ReservePreallocated { .. } => {
                 if let Some(count) = self.pool.wants_reserve(VolumeId(volume), false) {
                     assert!(self.pool.reserve(VolumeId(volume), count).unwrap() > 0);
@@ -116,7 +142,7 @@ impl World {
     }
 
     fn create(&mut self, extents: u64, reserved: u64) {
-        if self.volumes.len() >= 4 {
+        if self.nth(3).is_some() {
             return;
         }
         self.names += 1;
@@ -137,10 +163,9 @@ impl World {
                     reserved,
                     ..ModelVolume::default()
                 };
-                // After a crash an id may be reused; old grants must not apply.
-                self.table.retain(|(volume, _), _| *volume != id.0);
-                self.tenants.forget(id.0);
-                assert!(self.volumes.insert(id.0, known).is_none());
+                self.add(id.0, known);
+                self.families.insert(id.0, id.0);
+                self.layered.remove(&id.0);
             }
             Err(error) => {
                 assert_eq!(error.kind, ErrorKind::NoSpace);
@@ -149,40 +174,11 @@ impl World {
         }
     }
 
-    fn delete(&mut self, volume: u64, hanging: u8) {
-        let released = self
-            .pool
-            .delete_volume(VolumeId(volume), &devices(hanging))
-            .unwrap();
-        let known = self.volumes.remove(&volume).unwrap();
-        let now: BTreeSet<Place> = released.runs.iter().copied().flat_map(flat).collect();
-        let (gone, later): (Vec<_>, Vec<_>) = known
-            .map
-            .into_iter()
-            .partition(|(_, place)| now.contains(place));
-        self.give_up(volume, gone, hanging, &released);
-        let batch = self.pool.journal().open_batch_id();
-        for (logical, place) in later {
-            assert!(hanging & (1 << place.0) == 0, "{place:?} is freed later");
-            assert!(!known.uncommitted.contains_key(&logical));
-            assert!(self.deleting.insert(place));
-            self.tenants.released(volume, logical);
-            self.leaving.push((batch, (volume, logical), place));
-        }
-    }
-
-    pub(crate) fn delete_more(&mut self) {
-        let released = self.pool.delete_more().unwrap();
-        let batch = self.pool.journal().open_batch_id();
-        for place in released.runs.into_iter().flat_map(flat) {
-            assert!(
-                self.deleting.remove(&place),
-                "{place:?} was no deleted one's"
-            );
-            assert!(self.dirty.insert(place), "{place:?} freed twice");
-            self.freed_in.insert(place, batch);
-        }
-        assert_eq!(released.quarantined, 0);
+    pub(crate) fn add(&mut self, id: u64, known: ModelVolume) {
+        // After a crash an id may be reused; old grants must not apply.
+        self.table.retain(|(volume, _), _| *volume != id);
+        self.tenants.forget(id);
+        assert!(self.volumes.insert(id, known).is_none());
     }
 
     fn grow(&mut self, volume: u64, by: u64) {
@@ -208,6 +204,7 @@ impl World {
 
     /// Writes as owner and engine do; `false` without space or device.
     fn write(&mut self, volume: u64, logical: u64, sectors: u8) -> bool {
+        self.thaw(volume);
         let known = self.volumes[&volume].clone();
         let id = VolumeId(volume);
         if logical >= known.extents {
@@ -224,8 +221,22 @@ impl World {
                     commit_seq,
                 } => {
                     let place = (device.0, extent.0);
-                    self.check_mapped(volume, logical, place, count, commit_seq);
+                    self.check_own(volume, logical, place, count, commit_seq);
                     self.store(volume, logical, place, commit_seq, sectors);
+                    return true;
+                }
+                FaultAnswer::Shared {
+                    device,
+                    extent,
+                    count,
+                } => {
+                    self.check_shared(volume, logical, (device.0, extent.0), count);
+                    let is_open = self.is_copied(volume, logical, 1);
+                    if !is_open && !self.begin_copy(volume, logical) {
+                        return false;
+                    }
+                    let whole = u64::from(sectors == 3);
+                    self.end_copy((volume, logical), whole, sectors);
                     return true;
                 }
                 FaultAnswer::Allocated {
@@ -241,49 +252,61 @@ impl World {
                     let known = self.volumes.get_mut(&volume).unwrap();
                     known.map.insert(logical, place);
                     known.uncommitted.insert(logical, commit_seq);
+                    self.held.insert(place);
                     self.store(volume, logical, place, Some(commit_seq), sectors);
                     return true;
-                }
-                FaultAnswer::NeedReserve { count } => {
-                    assert!(self.pool.reserve(id, count).unwrap() > 0);
-                    self.commit_all();
-                }
-                FaultAnswer::AwaitCommit { batch } => {
-                    assert!(
-                        batch > self.pool.journal().committed_id(),
-                        "nothing to wait for"
-                    );
-                    self.commit_all();
-                }
-                FaultAnswer::AwaitZeroFill => {
-                    while self.pool.volumes().has_more_to_delete() {
-                        self.delete_more();
-                    }
-                    self.commit_all();
-                    for device in 0..EXTENTS.len() as u8 {
-                        self.zero_fill(device, u64::MAX, 0);
-                    }
-                    self.commit_all();
-                }
-                FaultAnswer::NoSpace => {
-                    self.check_full(volume);
-                    return false;
                 }
                 FaultAnswer::DeviceGone { device } => {
                     assert!(self.away.contains(&device.0));
                     assert_eq!(known.map[&logical].0, device.0);
                     return false;
                 }
-                other @ (FaultAnswer::Hole { .. } | FaultAnswer::Shared { .. }) => {
-                    panic!("a write got {other:?}")
+                other => {
+                    if !self.wait_for_space(volume, other) {
+                        return false;
+                    }
                 }
             }
         }
         panic!("a write that goes in circles");
     }
 
+    /// `false` if the pool is full.
+    pub(crate) fn wait_for_space(&mut self, volume: u64, answer: FaultAnswer) -> bool {
+        match answer {
+            FaultAnswer::NeedReserve { count } => {
+                assert!(self.pool.reserve(VolumeId(volume), count).unwrap() > 0);
+                self.commit_all();
+            }
+            FaultAnswer::AwaitCommit { batch } => {
+                assert!(
+                    batch > self.pool.journal().committed_id(),
+                    "nothing to wait for"
+                );
+                self.commit_all();
+            }
+            FaultAnswer::AwaitZeroFill => {
+                while self.pool.volumes().has_more_to_delete() {
+                    self.delete_more();
+                }
+                self.commit_all();
+                for device in 0..EXTENTS.len() as u8 {
+                    self.zero_fill(device, u64::MAX, 0);
+                }
+                self.commit_all();
+            }
+            FaultAnswer::NoSpace => {
+                self.check_full(volume);
+                return false;
+            }
+            other => panic!("a write got {other:?}"),
+        }
+        true
+    }
+
     /// Also preallocates neighbours, which are later written or returned.
     fn write_around(&mut self, volume: u64, logical: u64, window: u64, sectors: u8) {
+        self.thaw(volume);
         let known = self.volumes[&volume].clone();
         let from = logical - logical % window;
         let around = self
@@ -302,6 +325,7 @@ impl World {
                 let known = self.volumes.get_mut(&volume).unwrap();
                 known.map.insert(logical, place);
                 known.uncommitted.insert(logical, around.commit_seq);
+                self.held.insert(place);
                 let entry = (place, around.commit_seq);
                 self.table.insert((volume, logical), entry);
             }
@@ -310,18 +334,18 @@ impl World {
     }
 
     /// A new extent has no user, even after a crash, and reads as zeros.
-    fn check_free(&self, place: Place) {
+    pub(crate) fn check_free(&self, place: Place) {
         assert!(!self.is_away(place));
-        for (id, other) in &self.volumes {
-            assert!(
-                !other.map.values().any(|at| *at == place),
-                "{id} has {place:?}"
-            );
-        }
+        assert!(!self.held.contains(&place), "{place:?} is in a map");
+        let mut copies = self.copies.values();
+        assert!(
+            copies.all(|copy| copy.target != place),
+            "{place:?} is in use"
+        );
         assert!(self.disk.is_zero(place), "{place:?} may hold old bytes");
         assert!(!self.dirty.contains(&place) && !self.quarantined.contains(&place));
-        for (_, volumes, deleting) in self.snapshots.values().chain([&self.committed]) {
-            assert!(!deleting.contains(&place), "a deleted volume has {place:?}");
+        for (_, volumes, hidden) in self.expected.values().chain([&self.committed]) {
+            assert!(!hidden.contains(&place), "a deleted volume has {place:?}");
             for volume in volumes.values() {
                 let there = volume.map.values().any(|at| *at == place);
                 assert!(!there, "{place:?} is in the catalog");
@@ -341,8 +365,10 @@ impl World {
             let said = self.pool.volumes().space_of(VolumeId(*id)).unwrap();
             promised += said.entitlement;
             let over = (said.mapped + said.reserved).saturating_sub(other.reserved);
+            let copies = self.copies.keys().filter(|(of, _)| of == id).count() as u64;
             if self.away.is_empty() {
-                assert_eq!(said.reserved.min(over), 0, "{id} has stock to spare");
+                let stock = said.reserved - copies;
+                assert_eq!(stock.min(over), 0, "{id} has stock to spare");
             }
         }
         assert!(
@@ -351,7 +377,14 @@ impl World {
         );
     }
 
-    fn store(&mut self, volume: u64, logical: u64, place: Place, seq: Option<u64>, sectors: u8) {
+    pub(crate) fn store(
+        &mut self,
+        volume: u64,
+        logical: u64,
+        place: Place,
+        seq: Option<u64>,
+        sectors: u8,
+    ) {
         self.version += 1;
         let version = self.version;
         let mut content = self.disk.read(place);
@@ -370,18 +403,39 @@ impl World {
         self.table.insert((volume, logical), (place, seq));
     }
 
-    fn check_mapped(&self, volume: u64, logical: u64, place: Place, count: u64, seq: Option<u64>) {
+    fn check_mapped(&self, volume: u64, logical: u64, place: Place, count: u64) {
         let known = &self.volumes[&volume];
         assert!(count > 0 && !self.is_away(place));
+        assert!(logical + count <= known.extents, "past the volume's end");
         for at in 0..count {
             let place = (place.0, place.1 + at);
             let logical = logical + at;
             assert_eq!(known.map.get(&logical), Some(&place), "{volume}: {logical}");
             self.tenants.reads(volume, logical, self.disk.read(place));
-            if let Some(uncommitted) = known.uncommitted.get(&logical) {
+        }
+    }
+
+    /// Nobody else reads what may be written.
+    fn check_own(&self, volume: u64, logical: u64, place: Place, count: u64, seq: Option<u64>) {
+        self.check_mapped(volume, logical, place, count);
+        let known = &self.volumes[&volume];
+        assert!(known.of.is_none(), "a snapshot may be written");
+        for at in 0..count {
+            if let Some(uncommitted) = known.uncommitted.get(&(logical + at)) {
                 assert!(seq.is_some_and(|seq| seq >= *uncommitted));
             }
+            let place = (place.0, place.1 + at);
+            for (id, other) in self.volumes.iter().filter(|(id, _)| **id != volume) {
+                assert!(!other.reaches(place), "{id} shows {place:?} too");
+            }
         }
+    }
+
+    fn check_shared(&self, volume: u64, logical: u64, place: Place, count: u64) {
+        self.check_mapped(volume, logical, place, count);
+        let known = &self.volumes[&volume];
+        assert!(self.layered.contains(&volume));
+        assert!((logical..logical + count).all(|logical| !known.is_pending(logical)));
     }
 
     pub(crate) fn read(&mut self, volume: u64, logical: u64) {
@@ -399,15 +453,23 @@ impl World {
                 count,
                 commit_seq,
             } => {
-                self.check_mapped(volume, logical, (device.0, extent.0), count, commit_seq);
+                self.check_own(volume, logical, (device.0, extent.0), count, commit_seq);
             }
+            FaultAnswer::Shared {
+                device,
+                extent,
+                count,
+            } => self.check_shared(volume, logical, (device.0, extent.0), count),
             FaultAnswer::Hole { count } => {
                 assert!(count > 0 && logical + count <= known.extents);
                 assert!(known.map.range(logical..logical + count).next().is_none());
                 self.tenants.reads(volume, logical, [None; 2]);
                 let next = logical + count;
+                // Extents that hide those of layers are a hole of their own.
+                let is_whole =
+                    next == known.extents || known.map.contains_key(&next) || count == 4096;
                 assert!(
-                    next == known.extents || known.map.contains_key(&next) || count == 4096,
+                    is_whole || self.layered.contains(&volume),
                     "a hole that ends early"
                 );
             }
@@ -421,7 +483,7 @@ impl World {
 
     /// Flushes devices and commits their mappings, all from `part` 2 on. Acknowledges if no device
     /// was away.
-    fn flush(&mut self, volume: u64, part: u64) {
+    pub(crate) fn flush(&mut self, volume: u64, part: u64) {
         let id = VolumeId(volume);
         let known = self.volumes.get_mut(&volume).unwrap();
         let highest = self.pool.volumes().uncommitted(id);
@@ -446,6 +508,7 @@ impl World {
         for (logical, seq) in &due {
             assert!(waits.contains(&DeviceIndex(known.map[logical].0)));
             known.uncommitted.remove(logical);
+            known.shadow.remove(logical);
             known.committing.insert(*logical, (*seq, batch));
         }
         let committed = self
@@ -465,139 +528,6 @@ impl World {
                 let durable = self.pool.volumes().durable_seq(id);
                 assert!(highest.is_none_or(|highest| durable >= highest));
                 self.tenants.flushed(volume);
-            }
-        }
-    }
-
-    fn release(&mut self, volume: u64, first: u64, count: u64, hanging: u8) {
-        let id = VolumeId(volume);
-        let known = self.volumes.get_mut(&volume).unwrap();
-        let result = self
-            .pool
-            .release(id, ExtentIndex(first), count, &devices(hanging));
-        if first + count > known.extents {
-            assert_eq!(result.unwrap_err().kind, ErrorKind::Invalid);
-            return;
-        }
-        let gone: Vec<(u64, Place)> = known
-            .map
-            .range(first..first + count)
-            .map(|(logical, place)| (*logical, *place))
-            .collect();
-        for (logical, _) in &gone {
-            known.map.remove(logical);
-            known.uncommitted.remove(logical);
-            known.committing.remove(logical);
-        }
-        self.give_up(volume, gone, hanging, &result.unwrap());
-    }
-
-    /// Unmapped extents are dirty, or quarantined during a write.
-    fn give_up(&mut self, volume: u64, gone: Vec<(u64, Place)>, hanging: u8, said: &Released) {
-        let released: BTreeSet<Place> = said.runs.iter().copied().flat_map(flat).collect();
-        assert_eq!(released, gone.iter().map(|(_, place)| *place).collect());
-        assert_eq!(said.extents, gone.len() as u64);
-        let batch = self.pool.journal().open_batch_id();
-        let mut quarantined = 0;
-        for (logical, place) in gone {
-            if hanging & (1 << place.0) != 0 {
-                quarantined += 1;
-                assert!(self.quarantined.insert(place), "{place:?} given up twice");
-                self.version += 1;
-                let bytes = Bytes {
-                    volume,
-                    logical,
-                    version: self.version,
-                };
-                self.tenants.wrote(volume, logical, 3, self.version);
-                let since = self.pool.allocator().quarantine_mark();
-                self.hanging.push((since, place, [Some(bytes); 2]));
-            } else {
-                assert!(self.dirty.insert(place), "{place:?} freed twice");
-                self.freed_in.insert(place, batch);
-            }
-            self.tenants.released(volume, logical);
-            self.leaving.push((batch, (volume, logical), place));
-        }
-        assert_eq!(said.quarantined, quarantined);
-    }
-
-    /// Requests up to the mark have ended; later writes may hang.
-    fn end_quarantine(&mut self) {
-        let Some((device, mark)) = self.settling.take() else {
-            return;
-        };
-        self.hanging
-            .retain(|(since, place, _)| place.0 != device || *since > mark);
-        let ended = self.pool.end_quarantine_on(DeviceIndex(device), mark);
-        let batch = self.pool.journal().open_batch_id();
-        let still: BTreeSet<Place> = self
-            .quarantined
-            .iter()
-            .copied()
-            .filter(|(on, extent)| {
-                let run = forebay_pool::DeviceRun::new(DeviceIndex(*on), *extent, 1);
-                self.pool.allocator().extent_state(run)
-                    == Some(forebay_pool::ExtentState::Quarantined)
-            })
-            .collect();
-        let gone: Vec<Place> = self.quarantined.difference(&still).copied().collect();
-        assert_eq!(gone.len() as u64, ended);
-        for place in gone {
-            assert_eq!(place.0, device);
-            self.dirty.insert(place);
-            self.freed_in.insert(place, batch);
-        }
-        self.quarantined = still;
-        assert_eq!(
-            self.pool.allocator().quarantined_on(DeviceIndex(device)),
-            self.quarantined
-                .iter()
-                .filter(|(on, _)| *on == device)
-                .count() as u64
-        );
-    }
-
-    fn zero_fill(&mut self, device: u8, max: u64, fate: u64) {
-        let runs = self.pool.take_dirty(DeviceIndex(device), max);
-        assert!(runs.iter().map(|run| run.count).sum::<u64>() <= max);
-        for run in &runs {
-            for place in flat(*run) {
-                assert!(!self.is_away(place));
-                assert!(
-                    self.dirty.contains(&place),
-                    "{place:?} laundered while not dirty"
-                );
-                let freed = self.freed_in.get(&place);
-                assert!(
-                    freed.is_none_or(|batch| *batch <= self.pool.journal().committed_id()),
-                    "{place:?} laundered before it was durably free"
-                );
-                self.disk.write(place, [None; 2]);
-            }
-        }
-        // Zeroed and not flushed: a cut may undo it.
-        if fate == 1 {
-            for run in runs {
-                self.pool.zero_fill_failed(run).unwrap();
-            }
-            return;
-        }
-        // The zeroing of the first run hangs.
-        let hung = runs.first().copied().filter(|_| fate == 2);
-        self.disk.flush(device);
-        for run in runs {
-            for place in flat(run) {
-                self.dirty.remove(&place);
-                self.freed_in.remove(&place);
-                if Some(run) == hung {
-                    self.quarantined.insert(place);
-                }
-            }
-            if Some(run) == hung {
-                self.pool.quarantine(run).unwrap();
-            } else {
-                self.pool.zero_filled(run).unwrap();
             }
         }
     }

@@ -1,13 +1,13 @@
 //! The model, and its comparison with the pool after every step.
 
 use crate::{
-    common::{self, EXTENT, powercut::Power},
+    common::{self, Choices, EXTENT, powercut::Power},
     disk::{Disk, Place, Sectors},
     tenant::Tenants,
 };
 use forebay_pool::{
-    Batch, BatchId, Catalog, Check, DeviceHealth, DeviceRun, NewDevice, OpenDevice, Pool, PoolSpec,
-    QuarantineMark,
+    Batch, BatchId, Catalog, Check, DeviceHealth, DeviceRun, MergeStep, NewDevice, OpenDevice,
+    Pool, PoolSpec, QuarantineMark,
 };
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 use std::{
@@ -21,7 +21,12 @@ pub(crate) const EXTENTS: [u64; 3] = [20, 16, 12];
 pub(crate) struct ModelVolume {
     pub(crate) extents: u64,
     pub(crate) reserved: u64,
+    /// Where its extents lie, in its own map or in layers.
     pub(crate) map: BTreeMap<u64, Place>,
+    /// For mappings in no batch that replace a layer's: what the durable map still shows.
+    pub(crate) shadow: BTreeMap<u64, Place>,
+    /// Its volume, if it is a snapshot.
+    pub(crate) of: Option<u64>,
     /// logical -> sequence, in no batch yet.
     pub(crate) uncommitted: BTreeMap<u64, u64>,
     /// logical -> sequence and uncommitted batch.
@@ -33,6 +38,7 @@ pub(crate) struct ModelVolume {
 pub(crate) struct Durable {
     pub(crate) extents: u64,
     pub(crate) reserved: u64,
+    pub(crate) of: Option<u64>,
     pub(crate) map: BTreeMap<u64, Place>,
 }
 
@@ -41,23 +47,55 @@ impl ModelVolume {
     fn durable(&self) -> Durable {
         let mut map = self.map.clone();
         map.retain(|logical, _| !self.uncommitted.contains_key(logical));
+        map.extend(&self.shadow);
         Durable {
             extents: self.extents,
             reserved: self.reserved,
+            of: self.of,
             map,
         }
     }
+
+    pub(crate) fn is_pending(&self, logical: u64) -> bool {
+        self.uncommitted.contains_key(&logical) || self.committing.contains_key(&logical)
+    }
+
+    /// Its map shows the extent, now or in a batch taken now.
+    pub(crate) fn reaches(&self, place: Place) -> bool {
+        let mut all = self.map.values().chain(self.shadow.values());
+        all.any(|at| *at == place)
+    }
 }
 
-/// The expected catalog: number of devices, volumes, and extents of deleted volumes.
-pub(crate) type Snapshot = (usize, BTreeMap<u64, Durable>, BTreeSet<Place>);
+/// A copy for a write.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OpenCopy {
+    pub(crate) source: Place,
+    pub(crate) target: Place,
+}
+
+/// The expected catalog: number of devices, volumes, and extents that no volume shows.
+pub(crate) type Contents = (usize, BTreeMap<u64, Durable>, BTreeSet<Place>);
 
 pub(crate) struct World {
     pub(crate) power: Power,
     pub(crate) pool: Pool,
     pub(crate) catalog: Catalog,
     pub(crate) volumes: BTreeMap<u64, ModelVolume>,
-    pub(crate) deleting: BTreeSet<Place>,
+    /// Extents in any map of the pool.
+    pub(crate) held: BTreeSet<Place>,
+    /// (volume, logical) -> copy, until its end.
+    pub(crate) copies: BTreeMap<(u64, u64), OpenCopy>,
+    /// Ended copies' volumes and targets. The entries stay until the batch is durable.
+    pub(crate) ended: Vec<(BatchId, u64, Place)>,
+    /// Volumes that are not written before a batch is durable.
+    pub(crate) frozen: BTreeMap<u64, BatchId>,
+    /// A volume's first ancestor; volumes with the same one may share extents.
+    pub(crate) families: BTreeMap<u64, u64>,
+    /// Volumes that ever were above a layer.
+    pub(crate) layered: BTreeSet<u64>,
+    /// A step planned some time ago.
+    pub(crate) planned: Option<MergeStep>,
     pub(crate) disk: Disk,
     pub(crate) tenants: Tenants,
     pub(crate) version: u64,
@@ -77,8 +115,9 @@ pub(crate) struct World {
     pub(crate) away: BTreeSet<u8>,
     pub(crate) check: Option<Check>,
     pub(crate) taken: VecDeque<Batch>,
-    pub(crate) snapshots: BTreeMap<BatchId, Snapshot>,
-    pub(crate) committed: Snapshot,
+    /// By batch.
+    pub(crate) expected: BTreeMap<BatchId, Contents>,
+    pub(crate) committed: Contents,
     pub(crate) labelled: usize,
     pub(crate) names: u64,
     /// The highest sequence ever handed out.
@@ -122,6 +161,7 @@ fn formatted() -> Power {
         };
         let (mut pool, catalog) = forebay_pool::create(&spec).unwrap();
         pool.create_tenant("t", 0).unwrap();
+        pool.create_tenant("u", 0).unwrap();
         pool.set_boot_id("boot-0").unwrap();
         common::commit(&mut pool, &catalog);
         power
@@ -153,7 +193,13 @@ impl World {
             pool,
             catalog,
             volumes: BTreeMap::new(),
-            deleting: BTreeSet::new(),
+            held: BTreeSet::new(),
+            copies: BTreeMap::new(),
+            ended: Vec::new(),
+            frozen: BTreeMap::new(),
+            families: BTreeMap::new(),
+            layered: BTreeSet::new(),
+            planned: None,
             disk: Disk::default(),
             tenants: Tenants::default(),
             version: 0,
@@ -167,7 +213,7 @@ impl World {
             away: BTreeSet::new(),
             check: None,
             taken: VecDeque::new(),
-            snapshots: BTreeMap::new(),
+            expected: BTreeMap::new(),
             committed: (2, BTreeMap::new(), BTreeSet::new()),
             labelled: 2,
             names: 0,
@@ -188,8 +234,20 @@ impl World {
         }
     }
 
+    /// A volume that can be written.
     pub(crate) fn nth(&self, volume: usize) -> Option<u64> {
+        let mut all = self.volumes.iter().filter(|(_, known)| known.of.is_none());
+        all.nth(volume).map(|(id, _)| *id)
+    }
+
+    pub(crate) fn nth_of_all(&self, volume: usize) -> Option<u64> {
         self.volumes.keys().nth(volume).copied()
+    }
+
+    pub(crate) fn nth_snapshot(&self, pick: usize) -> Option<u64> {
+        let all = self.volumes.iter().filter(|(_, known)| known.of.is_some());
+        let all: Vec<u64> = all.map(|(id, _)| *id).collect();
+        all.get(pick % all.len().max(1)).copied()
     }
 
     pub(crate) fn is_away(&self, place: Place) -> bool {
@@ -207,18 +265,36 @@ impl World {
         }
     }
 
-    fn snapshot(&self) -> Snapshot {
-        let volumes = self
-            .volumes
-            .iter()
-            .map(|(id, volume)| (*id, volume.durable()));
-        let deleting = self.deleting.clone();
-        (self.pool.devices().len(), volumes.collect(), deleting)
+    /// All devices are online.
+    pub(crate) fn bring_back(&mut self) {
+        if !self.away.is_empty() {
+            self.commit_all();
+            for device in std::mem::take(&mut self.away) {
+                self.set_health(device, DeviceHealth::Online);
+            }
+        }
+    }
+
+    fn contents(&self) -> Contents {
+        let volumes = self.volumes.iter();
+        let volumes: BTreeMap<u64, Durable> = volumes
+            .map(|(id, volume)| (*id, volume.durable()))
+            .collect();
+        let mut hidden = self.held.clone();
+        for volume in self.volumes.values() {
+            for logical in volume.uncommitted.keys() {
+                hidden.remove(&volume.map[logical]);
+            }
+        }
+        for place in volumes.values().flat_map(|volume| volume.map.values()) {
+            hidden.remove(place);
+        }
+        (self.pool.devices().len(), volumes, hidden)
     }
 
     pub(crate) fn take(&mut self) {
         if let Some(batch) = self.pool.take_batch().unwrap() {
-            self.snapshots.insert(batch.id(), self.snapshot());
+            self.expected.insert(batch.id(), self.contents());
             self.taken.push_back(batch);
         }
     }
@@ -229,7 +305,8 @@ impl World {
         };
         self.catalog.commit(&batch).unwrap();
         self.pool.committed(batch.id()).unwrap();
-        self.committed = self.snapshots.remove(&batch.id()).unwrap();
+        self.committed = self.expected.remove(&batch.id()).unwrap();
+        self.ended.retain(|(by, ..)| *by > batch.id());
         for volume in self.volumes.values_mut() {
             volume.committing.retain(|_, (_, by)| *by > batch.id());
         }
@@ -255,36 +332,83 @@ impl World {
     pub(crate) fn end(&mut self) {
         self.commit_all();
         assert_eq!(self.pool.check().unwrap().problems, []);
+        self.bring_back();
+        while let Some(key) = self.copies.keys().next().copied() {
+            self.end_copy(key, 2, 1);
+        }
+        self.read_everything();
+        let mut choices = Choices::with_seed(self.version);
+        while !self.volumes.is_empty() {
+            self.check_alone();
+            if let Some(volume) = self.nth_of_all(choices.usize(..self.volumes.len())) {
+                self.delete(volume, 0);
+            }
+            for _ in 0..choices.u64(..4) {
+                match choices.u64(..3) {
+                    0 => self.delete_more(),
+                    1 => self.commit_all(),
+                    _ => self.merge(true),
+                }
+            }
+            self.compare();
+            self.read_everything();
+        }
         while self.pool.volumes().has_more_to_delete() {
             self.delete_more();
         }
         self.commit_all();
+        assert!(self.held.is_empty() && self.pool.space().owned == 0);
+        assert_eq!(self.pool.snapshots().next_merge(None), None);
         assert_eq!(self.pool.check().unwrap().problems, []);
-        for volume in self.volumes.keys().copied().collect::<Vec<_>>() {
-            for logical in self.tenants.of(volume).collect::<Vec<_>>() {
-                self.read(volume, logical);
-            }
-        }
         let devices = self.pool.devices().to_vec();
         let on_disk = forebay_pool::check_catalog(&self.catalog, &devices);
         assert_eq!(on_disk.problems, []);
     }
 
+    fn read_everything(&mut self) {
+        for volume in self.volumes.keys().copied().collect::<Vec<_>>() {
+            for logical in self.tenants.of(volume).collect::<Vec<_>>() {
+                self.read(volume, logical);
+            }
+        }
+    }
+
+    /// Volumes share extents only with relatives, at the same place, and durably.
+    fn shown(&self) -> BTreeSet<Place> {
+        let mut shown: BTreeMap<Place, (u64, u64, bool)> = BTreeMap::new();
+        for (id, volume) in &self.volumes {
+            let family = self.families[id];
+            let own = volume.map.iter();
+            let own = own.map(|(logical, place)| (logical, place, volume.is_pending(*logical)));
+            let below = volume.shadow.iter();
+            let below = below.map(|(logical, place)| (logical, place, false));
+            for (logical, place, is_pending) in own.chain(below) {
+                assert!(self.held.contains(place), "{place:?} is in no map");
+                let other = shown.insert(*place, (family, *logical, is_pending));
+                if let Some((of, at, was_pending)) = other {
+                    assert_eq!((of, at), (family, *logical), "{place:?} has two owners");
+                    assert!(!is_pending && !was_pending, "{place:?} is shared too early");
+                }
+            }
+        }
+        shown.into_keys().collect()
+    }
+
     pub(crate) fn compare(&mut self) {
         let space = self.pool.space();
-        let mut places = self.deleting.clone();
-        assert_eq!(self.pool.volumes().has_more_to_delete(), !places.is_empty());
-        assert!(self.dirty.is_disjoint(&places) && self.quarantined.is_disjoint(&places));
-        let (mut mapped, mut uncommitted, mut spare, mut entitlement) = (0, 0, 0, 0);
+        let shown = self.shown();
+        let unreached = self.held.difference(&shown).count() as u64;
+        if self.layered.is_empty() {
+            assert_eq!(self.pool.volumes().has_more_to_delete(), unreached > 0);
+        }
+        assert!(self.dirty.is_disjoint(&self.held) && self.quarantined.is_disjoint(&self.held));
+        let (mut uncommitted, mut spare, mut entitlement) = (0, 0, 0);
         for (id, volume) in &self.volumes {
-            for place in volume.map.values() {
-                assert!(places.insert(*place), "{place:?} has two owners");
-                assert!(!self.dirty.contains(place) && !self.quarantined.contains(place));
-            }
-            mapped += volume.map.len() as u64;
             uncommitted += volume.uncommitted.len() as u64;
             let said = self.pool.volumes().space_of(VolumeId(*id)).unwrap();
-            assert_eq!(said.mapped, volume.map.len() as u64);
+            let mapped = volume.map.len() as u64;
+            assert!(said.mapped <= mapped);
+            assert!(said.mapped == mapped || self.layered.contains(id));
             let committing = volume.committing.values().map(|(seq, _)| *seq);
             let waiting = volume.uncommitted.values().copied();
             let outstanding: BTreeSet<u64> = waiting.chain(committing).collect();
@@ -302,8 +426,7 @@ impl World {
         }
         let total: u64 = EXTENTS[..self.pool.devices().len()].iter().sum();
         assert_eq!(space.total, total);
-        let deleting = self.deleting.len() as u64;
-        assert_eq!(space.owned, mapped - uncommitted + deleting);
+        assert_eq!(space.owned, self.held.len() as u64 - uncommitted);
         assert_eq!(space.reserved, spare + uncommitted);
         assert_eq!((space.spare, space.promised), (spare, entitlement));
         assert_eq!(space.dirty, self.dirty.len() as u64);
@@ -313,7 +436,7 @@ impl World {
         // Promised extents are there, unless unreachable.
         if self.away.is_empty() && self.quarantined.is_empty() {
             assert!(
-                entitlement <= space.clean + space.dirty,
+                entitlement <= space.clean + space.dirty + unreached,
                 "{entitlement} extents are promised"
             );
         }

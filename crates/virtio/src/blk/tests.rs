@@ -151,6 +151,13 @@ fn transfers_lie_within_the_disk_and_are_whole_blocks() {
     write.extend([0; 4096]);
     let write = case(&write, &[], &[1]);
     assert_eq!(write.work(), Ok(Work::Out { offset_bytes: 0 }));
+}
+
+#[test]
+fn a_read_only_disk_refuses_what_writes() {
+    let mut write = header(T_OUT, 0);
+    write.extend([0; 4096]);
+    let write = case(&write, &[], &[1]);
     let read_only = Disk {
         read_only: true,
         ..DISK
@@ -160,8 +167,19 @@ fn transfers_lie_within_the_disk_and_are_whole_blocks() {
         (refused.work, refused.data_bytes),
         (Err(BlkStatus::IoErr), 0)
     );
-    assert_eq!(read_only.features() & feature::BLK_DISCARD, 0);
-    assert_ne!(read_only.features() & feature::BLK_RO, 0);
+    let writes = feature::BLK_DISCARD | feature::BLK_WRITE_ZEROES;
+    let changed = DISK.features() ^ read_only.features();
+    assert_eq!(changed, writes | feature::BLK_RO);
+    assert_eq!(DISK.features() & writes, writes);
+    for kind in [T_DISCARD, T_WRITE_ZEROES] {
+        let mut bytes = header(kind, 0);
+        bytes.extend([0; 8]);
+        bytes.extend(8u64.to_le_bytes());
+        let zero = case(&bytes, &[], &[1]);
+        assert!(zero.work().is_ok());
+        let refused = zero.parse_on(&read_only).expect("a request");
+        assert_eq!(refused.work, Err(BlkStatus::IoErr));
+    }
 }
 
 #[test]

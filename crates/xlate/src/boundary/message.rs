@@ -14,12 +14,12 @@
 pub use super::from_engine::{Blamed, FaultFailure, FromEngine, Held};
 pub use super::frontend::{FrontendKind, MAX_VM_QUEUES};
 pub use super::parts::*;
-use crate::types::{DeviceIndex, ExtentRange, Rights, VolumeId};
+use crate::types::{DeviceIndex, ExtentRange, VolumeId};
 use forebay_nvme::reservation::Reservations;
 use serde::{Deserialize, Serialize};
 
 /// Sent in the first message; a side that sees another version disconnects.
-pub const BOUNDARY_VERSION: u32 = 9;
+pub const BOUNDARY_VERSION: u32 = 10;
 /// The longest message in bytes.
 pub const MAX_MESSAGE_BYTES: usize = 64 * 1024;
 /// The most faults or grants in one message.
@@ -59,7 +59,8 @@ pub enum ToEngine {
         /// The devices whose labels have an owner.
         devices: Vec<DeviceIndex>,
     },
-    /// Serve or grow a volume.
+    /// Serve or grow a volume, or set its epoch: after a failed freeze, the earlier epoch gives the
+    /// write right back.
     SetVolume {
         /// Returned in `Done`.
         request: u64,
@@ -209,7 +210,7 @@ pub enum ToEngine {
         /// The reason.
         reason: FaultFailure,
     },
-    /// Stop using grants.
+    /// Stop using grants, or only stop writing under them.
     Revoke {
         /// Returned in `RevokeDone`.
         revoke: u64,
@@ -217,8 +218,9 @@ pub enum ToEngine {
         volume: VolumeId,
         /// Its logical extents.
         range: ExtentRange,
-        /// `Some(Rights::Read)`: revokes only writing.
-        keep: Option<Rights>,
+        /// The volume's new epoch: grants of earlier ones stay, for reading. The range says which
+        /// writes in flight must end first.
+        freeze: Option<u16>,
         /// The release that this revoke serves. If it has timed out, the engine refuses and nothing
         /// may change: writes may have followed.
         release: Option<u64>,
@@ -241,8 +243,8 @@ pub enum ToEngine {
         /// Its logical extents; at most [`MAX_TAKE_BACK`] count.
         range: ExtentRange,
     },
-    /// The owner gave up a revoke and quarantined the extents. It is never answered; the words stay
-    /// cleared.
+    /// The owner gave up a revoke and quarantined the extents, or gave up a freeze. It is never
+    /// answered; the words stay cleared, and the epoch stays.
     Abandon {
         /// From `Revoke`.
         revoke: u64,

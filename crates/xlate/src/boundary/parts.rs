@@ -1,7 +1,7 @@
 //! Data in the messages between daemon and engine.
 
 use super::frontend::FrontendKind;
-use crate::types::{DeviceIndex, ExtentRange, VolumeId};
+use crate::types::{DeviceIndex, ExtentIndex, ExtentRange, VolumeId};
 pub use forebay_qos::budget::{Budget, Burst, Rate};
 pub use forebay_qos::spread::Spread;
 use std::collections::BTreeSet;
@@ -36,12 +36,16 @@ pub struct VolumeConfig {
     pub volume: VolumeId,
     /// NGUID and UUID shown to hosts.
     pub uuid: [u8; 16],
+    /// Whether every host's write fails; it never changes.
+    pub read_only: bool,
     /// Its size; it may only grow.
     pub size_bytes: u64,
     /// Logical block size: 512 or 4096.
     pub block_bytes: u32,
     /// Bytes of an extent: a power of two, at least a block.
     pub extent_bytes: u32,
+    /// Its present epoch: grants of others allow no write ([`crate::Word::as_of`]).
+    pub epoch: u16,
 }
 
 /// An export: an NVMe subsystem with one namespace, or a VM's disk.
@@ -127,6 +131,20 @@ pub enum Job {
         device: DeviceIndex,
         /// Its extents.
         extents: ExtentRange,
+    },
+    /// Copies extents, which must not overlap; a flush makes the copy durable. Until `JobDone` the
+    /// target may be written, also after a `Settle`, which knows only present requests.
+    Copy {
+        /// The device to read.
+        from: DeviceIndex,
+        /// Its first extent.
+        source: ExtentIndex,
+        /// The device to write.
+        to: DeviceIndex,
+        /// Its first extent.
+        target: ExtentIndex,
+        /// Number of extents.
+        count: u64,
     },
     /// Wait until every request now in flight at the device has ended, on all reactors.
     Settle {

@@ -3,7 +3,7 @@
 //! Pure: the owner's messages and the reactors' upcalls come in; [`Effect`]s go out, to be carried
 //! out in order. Open questions, revokes and jobs are kept for the next daemon.
 //!
-//! **Revokes.** Words are cleared at once, then every reactor drains, a bounded number of revokes
+//! **Revokes.** Words are cleared, or the epoch is set, at once, then every reactor drains, a bounded number of revokes
 //! at a time. They take turns ([`EngineSide::rotate_revokes`]), as a hung device must not block the
 //! others. A reactor's answer stays valid: no command starts under cleared words.
 
@@ -17,7 +17,7 @@ use crate::boundary::message::{
 use crate::fault::{FaultTable, MAX_FAULTS, Wanted};
 use crate::reactor_side::{Lookup, access};
 use crate::reactors::ReactorSet;
-use crate::types::{DeviceIndex, ExtentRange, Rights, VolumeId};
+use crate::types::{DeviceIndex, ExtentRange, VolumeId};
 use crate::word::Word;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -35,7 +35,7 @@ pub enum ProtocolPost {
     Granted(VolumeId, ExtentRange),
     /// Faults in the range, for writing or for reading, failed.
     FaultFailed(VolumeId, ExtentRange, bool, FaultFailure),
-    /// The words are cleared: drain.
+    /// The words are cleared, or the epoch is set: drain.
     Revoke {
         /// The revoke's number.
         revoke: u64,
@@ -43,8 +43,8 @@ pub enum ProtocolPost {
         volume: VolumeId,
         /// The extents.
         range: ExtentRange,
-        /// The rights that remain.
-        keep: Option<Rights>,
+        /// A freeze: reads go on.
+        writes_only: bool,
     },
     /// The owner no longer waits for this drain.
     Abandon(u64),
@@ -140,7 +140,8 @@ struct OpenRevoke {
     revoke: u64,
     volume: VolumeId,
     range: ExtentRange,
-    keep: Option<Rights>,
+    /// The new epoch; the words stay.
+    freeze: Option<u16>,
     waiting: ReactorSet,
     /// Reactors have had it for a whole turn.
     aged: bool,
@@ -209,14 +210,14 @@ impl EngineSide {
                 revoke,
                 volume,
                 range,
-                keep,
+                freeze,
                 release,
             } => {
                 let open = OpenRevoke {
                     revoke,
                     volume,
                     range,
-                    keep,
+                    freeze,
                     waiting: all,
                     aged: false,
                 };
@@ -298,7 +299,7 @@ impl EngineSide {
                 revoke: open.revoke,
                 volume: open.volume,
                 range: open.range,
-                keep: open.keep,
+                writes_only: open.freeze.is_some(),
             };
             self.post(open.waiting, post, out);
             self.draining.push(open);
@@ -360,7 +361,7 @@ impl EngineSide {
         words: &mut impl Words,
         out: &mut Vec<Effect>,
     ) {
-        let (revoke, volume, range, keep) = (open.revoke, open.volume, open.range, open.keep);
+        let (revoke, volume, range) = (open.revoke, open.volume, open.range);
         if self.open_revokes().any(|other| other == revoke) {
             return;
         }
@@ -376,7 +377,10 @@ impl EngineSide {
                 }
             }
         }
-        words.clear(volume, range, keep);
+        match open.freeze {
+            Some(epoch) => words.freeze(volume, epoch),
+            None => words.clear(volume, range),
+        }
         self.held.push_back(open);
         self.post_revokes(out);
     }

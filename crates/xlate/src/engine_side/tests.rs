@@ -1,20 +1,21 @@
 //! Inputs and their effects.
 
 use super::*;
-use crate::types::ExtentIndex;
+use crate::types::{ExtentIndex, Rights};
 
 const V: VolumeId = VolumeId(7);
 
 #[derive(Default)]
 struct One {
     words: [u64; 8],
+    epoch: u16,
     committed: u64,
 }
 
 impl Words for One {
     fn lookup(&self, volume: VolumeId, extent: u64) -> Option<Word> {
         let word = self.words.get(extent as usize).copied().unwrap_or(0);
-        (volume == V).then_some(Word::from_bits(word))
+        (volume == V).then_some(Word::from_bits(word).as_of(self.epoch))
     }
     fn install(&mut self, grant: &GrantOf) -> bool {
         let word = Word::from_bits(grant.word);
@@ -23,8 +24,11 @@ impl Words for One {
         }
         grant.volume == V
     }
-    fn clear(&mut self, _: VolumeId, range: ExtentRange, _: Option<Rights>) {
+    fn clear(&mut self, _: VolumeId, range: ExtentRange) {
         self.words[range.first as usize..range.end() as usize].fill(0);
+    }
+    fn freeze(&mut self, _: VolumeId, epoch: u16) {
+        self.epoch = epoch;
     }
     fn take_back(&mut self, _: VolumeId, range: ExtentRange) -> Vec<ExtentRange> {
         let preallocated =
@@ -86,7 +90,7 @@ impl Rig {
             revoke,
             volume: V,
             range: ExtentRange::new(extent, 1),
-            keep: None,
+            freeze: None,
             release,
         })
     }
@@ -129,7 +133,7 @@ fn revoke_post(revoke: u64, extent: u64) -> ProtocolPost {
         revoke,
         volume: V,
         range: ExtentRange::new(extent, 1),
-        keep: None,
+        writes_only: false,
     }
 }
 
@@ -410,4 +414,40 @@ fn a_preallocated_extent_is_returned_unless_claimed() {
     assert_eq!(rig.hear(take_back), took_back(Vec::new()));
     assert_eq!(rig.miss(0, 2, true), asked(2, true));
     assert_eq!(rig.words.words[3], preallocated(6).claimed().bits());
+}
+
+#[test]
+fn a_freeze_leaves_the_words_and_drains_writes() {
+    let mut rig = Rig::new(2, 4);
+    rig.hear(grants(3, stored()));
+    let range = ExtentRange::new(0, 8);
+    let freeze = ToEngine::Revoke {
+        revoke: 9,
+        volume: V,
+        range,
+        freeze: Some(1),
+        release: None,
+    };
+    let post = ProtocolPost::Revoke {
+        revoke: 9,
+        volume: V,
+        range,
+        writes_only: true,
+    };
+    let posted_to_all = Effect::Post(ReactorSet::first(2), post);
+    assert_eq!(rig.hear(freeze.clone()), [posted_to_all]);
+    assert_eq!(rig.words.lookup(V, 3), Some(stored().read_only()));
+    rig.words.epoch = 0;
+    assert_eq!(rig.hear(freeze), [], "said twice");
+    assert_eq!(rig.words.epoch, 0, "the failed one gave the right back");
+    rig.words.epoch = 1;
+    let granted = ProtocolPost::Granted(V, ExtentRange::new(3, 1));
+    assert_eq!(rig.miss(1, 3, false), [posted(1, granted)]);
+    assert_eq!(rig.miss(1, 3, true), asked(3, true));
+    assert_eq!(rig.upcall(0, ProtocolUpcall::Drained { revoke: 9 }), []);
+    let done = Effect::Say(FromEngine::RevokeDone { revoke: 9 });
+    assert_eq!(rig.upcall(1, ProtocolUpcall::Drained { revoke: 9 }), [done]);
+    let copied = stored().advance(2).with_epoch(1);
+    assert_eq!(rig.hear(grants(3, copied)), [posted(1, granted)]);
+    assert_eq!(rig.miss(1, 3, true), [posted(1, granted)]);
 }

@@ -1,7 +1,7 @@
 //! The tables that reactors read, as a trait for the protocol's model.
 
 use crate::boundary::message::GrantOf;
-use crate::types::{ExtentRange, Rights, VolumeId};
+use crate::types::{ExtentRange, VolumeId};
 use crate::word::Word;
 
 /// The translations that reactors read.
@@ -10,8 +10,10 @@ pub trait Words {
     fn lookup(&self, volume: VolumeId, extent: u64) -> Option<Word>;
     /// Records a grant's commit and device for FLUSH, then stores its words. False: unknown volume.
     fn install(&mut self, grant: &GrantOf) -> bool;
-    /// Removes rights ([`crate::table::Table::clear`]).
-    fn clear(&mut self, volume: VolumeId, range: ExtentRange, keep: Option<Rights>);
+    /// Removes translations ([`crate::table::Table::clear`]).
+    fn clear(&mut self, volume: VolumeId, range: ExtentRange);
+    /// Revokes the write right of the whole volume ([`crate::table::Table::set_epoch`]).
+    fn freeze(&mut self, volume: VolumeId, epoch: u16);
     /// Takes back preallocated extents ([`crate::table::Table::take_back`]) and returns the runs.
     fn take_back(&mut self, volume: VolumeId, range: ExtentRange) -> Vec<ExtentRange>;
     /// The number of preallocated extents.

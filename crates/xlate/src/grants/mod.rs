@@ -82,6 +82,24 @@ impl Grant {
     }
 }
 
+/// A bit of the volume's number in an entry that names the target of a running copy.
+const COPY_TARGET: u64 = 1 << 63;
+
+/// Under which volume the target of a copy for `volume` is listed. It is no grant: nothing may use
+/// the extent before the copy has ended.
+pub const fn copy_target_of(volume: VolumeId) -> VolumeId {
+    VolumeId(volume.0 | COPY_TARGET)
+}
+
+/// The volume that a copy is for, if an entry's volume says that it is one.
+pub const fn copied_for(volume: VolumeId) -> Option<VolumeId> {
+    if volume.0 & COPY_TARGET == 0 {
+        None
+    } else {
+        Some(VolumeId(volume.0 & !COPY_TARGET))
+    }
+}
+
 /// The table is full: revoke something first.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Full;

@@ -7,10 +7,14 @@
 //! A revoke counts when the engine reports the range unused *and* is fenced on its devices. Before
 //! that, requests of an earlier engine may be in flight. If the conversation ends first, the next
 //! engine is asked again.
+//!
+//! A freeze ([`OwnerSide::freezing`]) revokes only the write right, by a new epoch. Its entries stay
+//! listed with their old epochs, so a successor gets no write right back.
 
 use crate::boundary::message::GrantOf;
-use crate::grants::{Full, Grant, GrantTable};
+use crate::grants::{Full, Grant, GrantTable, copied_for};
 use crate::types::{DeviceIndex, ExtentRange, Rights, VolumeId};
+use crate::word::Word;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Identifies a taken range.
@@ -56,6 +60,8 @@ struct Taking {
     devices: BTreeSet<DeviceIndex>,
     /// The parts concerned, if not the whole range ([`OwnerSide::took_back`]).
     parts: Option<Vec<ExtentRange>>,
+    /// Only the write right is revoked.
+    frozen: bool,
     stage: Stage,
 }
 
@@ -89,6 +95,53 @@ pub enum NotForgotten {
     /// See [`OutOfOrder`].
     #[error("{0}")]
     OutOfOrder(#[from] OutOfOrder),
+}
+
+/// How a listed word compares with a wanted one; both are effective.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Fit {
+    /// It allows as much.
+    Covered,
+    /// It is a hole, to be replaced.
+    Hole,
+    /// It allows less, to be replaced.
+    Less,
+    /// It must be revoked first.
+    Elsewhere,
+}
+
+impl Fit {
+    fn of(listed: Word, wanted: Word) -> Fit {
+        let is_hole = |word: Word| word.rights() == Some(Rights::Hole) && !word.is_preallocated();
+        if is_hole(listed) {
+            return if is_hole(wanted) {
+                Fit::Covered
+            } else {
+                Fit::Hole
+            };
+        }
+        let writable = listed.claimed().writable();
+        if !listed.same_place(wanted) {
+            if writable || is_hole(wanted) {
+                Fit::Elsewhere
+            } else {
+                Fit::Less
+            }
+        } else if writable || !wanted.claimed().writable() {
+            Fit::Covered
+        } else {
+            Fit::Less
+        }
+    }
+}
+
+fn told(grant: &Grant, word: Word) -> GrantOf {
+    GrantOf {
+        volume: grant.volume,
+        range: grant.range,
+        word: word.bits(),
+        commit_sequence: grant.commit_sequence,
+    }
 }
 
 /// The ranges that are being changed.
@@ -135,11 +188,20 @@ impl OwnerSide {
         parts
     }
 
-    /// Lists a grant and returns what to tell the engine. Only a free part, not listed elsewhere,
-    /// is granted. A listed hole is replaced.
-    pub fn grant(&self, table: &mut GrantTable, mut grant: Grant) -> Result<GrantOf, Refused> {
+    /// Lists a grant in the volume's present epoch and returns what to tell the engine. Only a free
+    /// part, not listed elsewhere with the write right, is granted.
+    ///
+    /// A listed hole is replaced. So is a read-only word: at the same place this is an upgrade, and
+    /// elsewhere the caller has copied the extent, and reuses the old place only when reads of it
+    /// have ended.
+    pub fn grant(
+        &self,
+        table: &mut GrantTable,
+        mut grant: Grant,
+        epoch: u16,
+    ) -> Result<GrantOf, Refused> {
         let Grant { volume, range, .. } = grant;
-        let said = grant.word;
+        let said = grant.word.with_epoch(epoch);
         grant.word = said.claimed();
         let free = self.free_run(volume, range.first, range.count);
         if free == 0 {
@@ -148,18 +210,14 @@ impl OwnerSide {
         grant.range.count = free;
         // The usual case while a volume is being filled.
         if table.insert_new(grant).map_err(|Full| Refused::Full)? {
-            return Ok(GrantOf {
-                volume,
-                range: grant.range,
-                word: said.bits(),
-                commit_sequence: grant.commit_sequence,
-            });
+            return Ok(told(&grant, said));
         }
-        let place_of = |listed: &Grant| grant.word.advance(listed.range.first - range.first);
+        let fit = |listed: &Grant| {
+            let wanted = grant.word.advance(listed.range.first - range.first);
+            Fit::of(listed.word.as_of(epoch), wanted.as_of(epoch))
+        };
         let listed = table.granted(volume, grant.range);
-        let elsewhere = listed.iter().find(|listed| {
-            listed.word.rights() != Some(Rights::Hole) && listed.word != place_of(listed)
-        });
+        let elsewhere = listed.iter().find(|listed| fit(listed) == Fit::Elsewhere);
         match elsewhere {
             Some(other) if other.range.first <= range.first => {
                 return Err(Refused::Elsewhere(other.range));
@@ -169,8 +227,10 @@ impl OwnerSide {
         }
         let mut missing = Vec::new();
         let mut at = range.first;
+        let mut new = true;
         for listed in table.granted(volume, grant.range) {
-            if listed.word != place_of(&listed) {
+            new &= fit(&listed) == Fit::Hole;
+            if fit(&listed) != Fit::Covered {
                 continue;
             }
             if at < listed.range.first {
@@ -181,7 +241,6 @@ impl OwnerSide {
         if at < grant.range.end() {
             missing.push(ExtentRange::new(at, grant.range.end() - at));
         }
-        let new = missing == [grant.range];
         for part in missing {
             let word = grant.word.advance(part.first - range.first);
             let entry = Grant {
@@ -191,12 +250,7 @@ impl OwnerSide {
             };
             table.insert(entry).map_err(|Full| Refused::Full)?;
         }
-        Ok(GrantOf {
-            volume,
-            range: grant.range,
-            word: if new { said } else { grant.word }.bits(),
-            commit_sequence: grant.commit_sequence,
-        })
+        Ok(told(&grant, if new { said } else { grant.word }))
     }
 
     /// Every listed grant with data, for a new engine: its devices belong to a FLUSH, its commits
@@ -211,7 +265,7 @@ impl OwnerSide {
 
     /// As above, for one entry.
     pub fn republish_one(&self, grant: &Grant, all: &mut Vec<GrantOf>) {
-        if grant.word.rights() == Some(Rights::Hole) {
+        if grant.word.rights() == Some(Rights::Hole) || copied_for(grant.volume).is_some() {
             return;
         }
         let parts = self.free_parts(grant.volume, grant.range);
@@ -239,6 +293,7 @@ impl OwnerSide {
             range,
             devices: BTreeSet::new(),
             parts: None,
+            frozen: false,
             stage: Stage::Taken,
         };
         self.takings.insert(id, taking);
@@ -277,13 +332,36 @@ impl OwnerSide {
         table: &GrantTable,
         generation: u64,
     ) -> Result<(), OutOfOrder> {
+        let taken = self.takings.get(&id);
+        let listed = taken.map(|taking| table.granted(taking.volume, taking.range));
+        let listed = listed.unwrap_or_default().into_iter();
+        let stored = listed.filter(|grant| grant.word.rights() != Some(Rights::Hole));
+        let devices = stored.map(|grant| grant.word.device()).collect();
+        self.ask(id, devices, generation, false)
+    }
+
+    /// A freeze of the range is about to be sent to this engine. `devices`: all to which the range
+    /// may be written. They are not searched in the table, whose size a freeze must not depend on.
+    pub fn freezing(
+        &mut self,
+        id: TakingId,
+        devices: BTreeSet<DeviceIndex>,
+        generation: u64,
+    ) -> Result<(), OutOfOrder> {
+        self.ask(id, devices, generation, true)
+    }
+
+    fn ask(
+        &mut self,
+        id: TakingId,
+        devices: BTreeSet<DeviceIndex>,
+        generation: u64,
+        frozen: bool,
+    ) -> Result<(), OutOfOrder> {
         match self.takings.get_mut(&id) {
             Some(taking) if taking.stage == Stage::Taken => {
-                let listed = table.granted(taking.volume, taking.range);
-                let stored = listed
-                    .iter()
-                    .filter(|grant| grant.word.rights() != Some(Rights::Hole));
-                taking.devices = stored.map(|grant| grant.word.device()).collect();
+                taking.devices = devices;
+                taking.frozen = frozen;
                 taking.stage = Stage::Asked {
                     generation,
                     acknowledged: false,
@@ -294,10 +372,10 @@ impl OwnerSide {
         }
     }
 
-    /// Skips the revoke of an unlisted range.
+    /// Skips the revoke or freeze of an unlisted range.
     pub fn unlisted(&mut self, id: TakingId, table: &GrantTable) -> Result<(), OutOfOrder> {
         match self.takings.get_mut(&id) {
-            Some(t) if t.stage == Stage::Taken && table.granted(t.volume, t.range).is_empty() => {
+            Some(t) if t.stage == Stage::Taken && !table.has_any(t.volume, t.range) => {
                 t.stage = Stage::Drained {
                     undrained: BTreeSet::new(),
                 };
@@ -452,13 +530,16 @@ impl OwnerSide {
         }
     }
 
-    /// The pool has changed the range.
+    /// The pool has changed the range. A freeze that left writes in flight must fail instead.
     pub fn changed(&mut self, id: TakingId) -> Result<(), OutOfOrder> {
-        self.may_change(id)?;
-        if let Some(taking) = self.takings.get_mut(&id) {
-            taking.stage = Stage::Changed;
+        let is_drained = self.may_change(id)?.is_empty();
+        match self.takings.get_mut(&id) {
+            Some(taking) if is_drained || !taking.frozen => {
+                taking.stage = Stage::Changed;
+                Ok(())
+            }
+            _ => Err(self.refuse(id, "a snapshot with writes in flight")),
         }
-        Ok(())
     }
 
     /// The pool's change is durable.
@@ -472,13 +553,14 @@ impl OwnerSide {
         }
     }
 
-    /// Removes the range's entries, if its change is durable, or if it is unused and unchanged.
+    /// Removes the range's entries, if its change is durable, or if it is unused and unchanged. Those
+    /// of a freeze stay: the engine still reads under them.
     pub fn forget(&self, id: TakingId, table: &mut GrantTable) -> Result<(), NotForgotten> {
         let drained = Stage::Drained {
             undrained: BTreeSet::new(),
         };
         match self.takings.get(&id) {
-            Some(t) if t.stage == Stage::Durable || t.stage == drained => {
+            Some(t) if !t.frozen && (t.stage == Stage::Durable || t.stage == drained) => {
                 let whole = std::slice::from_ref(&t.range);
                 for part in t.parts.as_deref().unwrap_or(whole) {
                     table

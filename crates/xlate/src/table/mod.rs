@@ -9,10 +9,13 @@
 //! thread, so plain stores suffice. They may overwrite a claimed word: a grant keeps the location,
 //! and a revoke drains the write. [`Table::take_back`] is not drained and must know who won: it
 //! uses compare-exchange.
+//!
+//! **Epoch.** A word may be written under only in the volume's present epoch ([`Word::as_of`]).
+//! Grown tables share the epoch: a reactor that still reads the old one must see it too.
 
 use crate::types::{ExtentRange, Rights};
-use crate::word::Word;
-use std::sync::atomic::{AtomicU64, Ordering};
+use crate::word::{EPOCHS, Word};
+use std::sync::atomic::{AtomicU16, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 const LEAF_WORDS: u64 = 512;
@@ -25,6 +28,7 @@ type Leaf = [AtomicU64; LEAF_WORDS as usize];
 pub struct Table {
     leaves: Box<[OnceLock<Arc<Leaf>>]>,
     extents: u64,
+    epoch: Arc<AtomicU16>,
 }
 
 fn new_leaf() -> Arc<Leaf> {
@@ -38,13 +42,17 @@ impl Table {
         Self {
             leaves: leaves.collect(),
             extents,
+            epoch: Arc::default(),
         }
     }
 
-    /// A table for the grown volume, with shared leaves. Never shrinks.
+    /// A table for the grown volume, with shared leaves and epoch. Never shrinks.
     pub fn grown(&self, extents: u64) -> Self {
         let extents = extents.max(self.extents);
-        let new = Self::new(extents);
+        let new = Self {
+            epoch: self.epoch.clone(),
+            ..Self::new(extents)
+        };
         for (old, new) in self.leaves.iter().zip(new.leaves.iter()) {
             if let Some(leaf) = old.get() {
                 let _ = new.set(leaf.clone());
@@ -58,12 +66,28 @@ impl Table {
         self.extents
     }
 
-    /// The translation of logical `extent`; a miss past the end.
+    /// The volume's present epoch.
+    #[inline]
+    pub fn epoch(&self) -> u16 {
+        self.epoch.load(Ordering::Relaxed)
+    }
+
+    /// Changes the epoch (control thread), of which 13 bits count: words of others lose the write
+    /// right. A drain must follow an advance.
+    pub fn set_epoch(&self, epoch: u16) {
+        // SeqCst, as in `clear`: the mailbox post that follows must not be seen before this store.
+        // A reactor begins slices between two posts. One begun before the post is in flight, so the
+        // drain counts it; one begun after it sees the new epoch.
+        self.epoch.store(epoch % EPOCHS, Ordering::SeqCst);
+    }
+
+    /// The effective translation of logical `extent` ([`Word::as_of`]); a miss past the end.
     #[inline]
     pub fn lookup(&self, extent: u64) -> Word {
         match self.cell(extent) {
-            // Acquire: the owner's changes to the extent before the grant are visible.
-            Some(cell) => Word::from_bits(cell.load(Ordering::Acquire)),
+            // Acquire: the owner's changes to the extent before the grant are visible, and so is
+            // the epoch of the grant.
+            Some(cell) => Word::from_bits(cell.load(Ordering::Acquire)).as_of(self.epoch()),
             None => Word::MISS,
         }
     }
@@ -114,34 +138,37 @@ impl Table {
         }
     }
 
-    /// Claims a preallocated extent for a first write (any reactor), as `seen` at the lookup.
-    /// Returns the present word.
+    /// Claims a preallocated extent of the present epoch for a first write (any reactor), as `seen`
+    /// at the lookup. Returns the effective word. If a freeze comes in between, the claimed word
+    /// has the old epoch and allows no write.
     #[cold]
     pub fn claim(&self, extent: u64, seen: Word) -> Word {
         let Some(cell) = self.cell(extent).filter(|_| seen.is_preallocated()) else {
             return self.lookup(extent);
         };
-        let claimed = seen.claimed();
+        let seen = seen.with_epoch(self.epoch());
         // No ABA problem: after a take-back, equal bits are a new grant.
-        match cell.compare_exchange(
+        let there = match cell.compare_exchange(
             seen.bits(),
-            claimed.bits(),
+            seen.claimed().bits(),
             Ordering::SeqCst,
             Ordering::SeqCst,
         ) {
-            Ok(_) => claimed,
+            Ok(_) => seen.claimed(),
             Err(there) => Word::from_bits(there),
-        }
+        };
+        there.as_of(self.epoch())
     }
 
-    /// Takes back the unclaimed preallocated extents (control thread); returns the runs. No drain
-    /// is needed: writes claim before submission, and reads of unclaimed extents reach no device.
+    /// Takes back the unclaimed preallocated extents of the present epoch (control thread); returns
+    /// the runs. No drain is needed: writes claim before submission, and reads of unclaimed extents
+    /// reach no device.
     pub fn take_back(&self, range: ExtentRange) -> Vec<ExtentRange> {
         let mut taken: Vec<ExtentRange> = Vec::new();
         for i in range.first..range.end().min(self.extents) {
             let Some(cell) = self.cell(i) else { continue };
             let there = cell.load(Ordering::Relaxed);
-            let is_ours = Word::from_bits(there).is_preallocated()
+            let is_ours = Word::from_bits(there).as_of(self.epoch()).is_preallocated()
                 && cell
                     .compare_exchange(
                         there,
@@ -159,15 +186,14 @@ impl Table {
         taken
     }
 
-    /// The number of preallocated extents in `range` now.
+    /// The number of preallocated extents of the present epoch in `range` now.
     pub fn count_preallocated(&self, range: ExtentRange) -> u64 {
         let all = range.first..range.end().min(self.extents);
         all.filter(|i| self.lookup(*i).is_preallocated()).count() as u64
     }
 
-    /// Removes rights in `range` (control thread), the first half of a revoke; preallocated extents
-    /// become misses.
-    pub fn clear(&self, range: ExtentRange, keep: Option<Rights>) {
+    /// Removes the translations of `range` (control thread), the first half of a revoke.
+    pub fn clear(&self, range: ExtentRange) {
         let mut i = range.first;
         let end = range.end().min(self.extents);
         while i < end {
@@ -175,21 +201,8 @@ impl Table {
                 i = (i / LEAF_WORDS + 1) * LEAF_WORDS;
                 continue;
             };
-            let cell = &leaf[(i % LEAF_WORDS) as usize];
-            let new = match keep {
-                Some(Rights::Read) => {
-                    let there = Word::from_bits(cell.load(Ordering::Relaxed));
-                    // If claimed meanwhile, it loses the read right too; a read faults.
-                    if there.is_preallocated() {
-                        Word::MISS
-                    } else {
-                        there.read_only()
-                    }
-                }
-                _ => Word::MISS,
-            };
             // SeqCst: the mailbox post that follows must not be seen before this store.
-            cell.store(new.bits(), Ordering::SeqCst);
+            leaf[(i % LEAF_WORDS) as usize].store(Word::MISS.bits(), Ordering::SeqCst);
             i += 1;
         }
     }

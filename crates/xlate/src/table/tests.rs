@@ -17,10 +17,8 @@ fn install_lookup_clear() {
     assert_eq!(t.lookup(511), word(101));
     assert_eq!(t.lookup(513), word(103));
     assert_eq!(t.lookup(514), Word::MISS);
-    t.clear(ExtentRange::new(0, u64::MAX), Some(Rights::Read));
-    assert_eq!(t.lookup(511), word(101).read_only());
-    t.clear(ExtentRange::new(511, 2), None);
-    assert_eq!(t.lookup(510), word(100).read_only());
+    t.clear(ExtentRange::new(511, 2));
+    assert_eq!(t.lookup(510), word(100));
     assert_eq!(t.lookup(511), Word::MISS);
     assert_eq!(t.lookup(512), Word::MISS);
     t.install(ExtentRange::new(1999, 50), word(1));
@@ -35,7 +33,7 @@ fn growth_shares_leaves() {
     old.install(ExtentRange::new(3, 1), word(3));
     let new = old.grown(5000);
     assert_eq!(new.lookup(3), word(3));
-    new.clear(ExtentRange::new(3, 1), None);
+    new.clear(ExtentRange::new(3, 1));
     assert_eq!(
         old.lookup(3),
         Word::MISS,
@@ -43,6 +41,51 @@ fn growth_shares_leaves() {
     );
     new.install(ExtentRange::new(4000, 1), word(9));
     assert_eq!(new.lookup(4000), word(9));
+    old.install(ExtentRange::new(3, 1), word(3));
+    new.set_epoch(1);
+    assert_eq!(
+        old.lookup(3),
+        word(3).read_only(),
+        "a reader on the old table must see the freeze"
+    );
+}
+
+#[test]
+fn a_new_epoch_leaves_words_for_reading() {
+    let t = Table::new(8);
+    let range = ExtentRange::new(0, 3);
+    t.install(range, word(20));
+    t.set_epoch(1);
+    assert_eq!(t.lookup(1), word(21).read_only());
+    t.install(ExtentRange::new(1, 1), word(40).with_epoch(1));
+    assert_eq!(t.lookup(1), word(40));
+    t.set_epoch(0);
+    assert_eq!(t.lookup(0), word(20), "a failed snapshot gives it back");
+    assert_eq!(t.lookup(1), word(40).read_only());
+    t.set_epoch(EPOCHS + 1);
+    assert_eq!((t.epoch(), t.lookup(1)), (1, word(40)));
+}
+
+#[test]
+fn preallocated_extents_of_another_epoch_are_plain_holes() {
+    let t = Table::new(8);
+    let all = ExtentRange::new(0, 8);
+    t.install(ExtentRange::new(0, 2), preallocated(20));
+    t.set_epoch(1);
+    assert_eq!(t.lookup(0), Word::HOLE);
+    assert_eq!((t.count_preallocated(all), t.take_back(all)), (0, vec![]));
+    assert_eq!(
+        t.claim(0, preallocated(20)),
+        Word::HOLE,
+        "a freeze came between lookup and claim"
+    );
+    t.install(ExtentRange::new(2, 2), preallocated(30).with_epoch(1));
+    assert_eq!(t.claim(2, t.lookup(2)), word(30));
+    assert_eq!(t.count_preallocated(all), 1);
+    assert_eq!(t.take_back(all), [ExtentRange::new(3, 1)]);
+    t.set_epoch(0);
+    assert_eq!(t.claim(0, t.lookup(0)), word(20));
+    assert_eq!(t.lookup(2), word(30).read_only());
 }
 
 fn preallocated(e: u64) -> Word {
@@ -86,13 +129,10 @@ fn claimed_extents_stay_and_the_rest_can_be_taken_back() {
 #[test]
 fn a_revoke_clears_preallocated_extents() {
     let t = Table::new(8);
-    for keep in [None, Some(Rights::Read)] {
-        t.install(ExtentRange::new(0, 2), preallocated(3));
-        t.claim(1, preallocated(4));
-        t.clear(ExtentRange::new(0, 8), keep);
-        let rest = keep.map_or(Word::MISS, |_| word(4).read_only());
-        assert_eq!((t.lookup(0), t.lookup(1)), (Word::MISS, rest));
-    }
+    t.install(ExtentRange::new(0, 2), preallocated(3));
+    t.claim(1, preallocated(4));
+    t.clear(ExtentRange::new(0, 8));
+    assert_eq!((t.lookup(0), t.lookup(1)), (Word::MISS, Word::MISS));
 }
 
 struct Ending<'a>(&'a AtomicBool);
@@ -158,7 +198,7 @@ fn a_preallocated_extent_has_exactly_one_owner() {
             let took = table.take_back(extent);
             if took.is_empty() {
                 assert_eq!(table.lookup(extent.first), word(place));
-                table.clear(extent, None);
+                table.clear(extent);
             } else {
                 assert_ne!(place % 5, 0, "it was granted as stored");
                 taken.push(place);

@@ -3,13 +3,13 @@
 //! Each device has one extent, with a durable and a present state. [`Daemon::progress`] advances
 //! all operations. Outside effects go through [`Outside`], which can die after any.
 
-use crate::engine::{EXTENT, device_of, zero_filling};
-use crate::outside::{Extent, Outside, Pool, entry};
-use forebay_xlate::boundary::message::{FaultAsk, FaultFailure, FromEngine, Held, Job, ToEngine};
+use crate::engine::{EXTENT, device_of};
+use crate::outside::{Extent, Outside, Pool};
+use forebay_xlate::boundary::message::{FaultAsk, FromEngine, Held, Job, ToEngine};
 use forebay_xlate::grants::GrantTable;
-use forebay_xlate::owner_side::{OwnerSide, Refused, Stage, TakingId};
+use forebay_xlate::owner_side::{OwnerSide, Stage, TakingId};
 use forebay_xlate::shm::SharedMemory;
-use forebay_xlate::{DeviceIndex, ExtentIndex, Rights, VolumeId, Word};
+use forebay_xlate::{DeviceIndex, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::AsFd;
 
@@ -27,6 +27,8 @@ pub(crate) enum Wish {
     Preallocation,
     /// The owner takes a preallocated extent back.
     TakeBack,
+    /// The owner takes a snapshot.
+    Freeze,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -34,7 +36,10 @@ pub(crate) struct Op {
     pub volume: VolumeId,
     pub wish: Wish,
     pub taking: Option<TakingId>,
-    revoke: u64,
+    pub revoke: u64,
+    /// A freeze whose epoch comes again first takes all grants back; it has done so.
+    pub clears: bool,
+    pub cleared: bool,
     /// The request and settles sent with `Abandon`.
     heard: u64,
     settles: Vec<(u64, u8)>,
@@ -46,20 +51,16 @@ pub(crate) struct Daemon {
     pub pool: Pool,
     /// The connected engine, and whether it knows all grants.
     pub talk: Option<u64>,
-    reported: bool,
-    fenced: BTreeSet<u8>,
+    pub reported: bool,
+    pub fenced: BTreeSet<u8>,
     inherited: BTreeSet<u64>,
     pub faults: BTreeSet<(VolumeId, bool)>,
     pub ops: Vec<Op>,
     pub zero_filling: Option<(u64, u8)>,
     /// Settles for quarantined extents; false: more were quarantined since.
-    settling: BTreeMap<u8, (u64, bool)>,
+    pub settling: BTreeMap<u8, (u64, bool)>,
     /// The engine that may have requests there.
-    quarantined: BTreeMap<u8, u64>,
-}
-
-fn place(device: u8) -> Word {
-    Word::new(DeviceIndex(device), ExtentIndex(0), Rights::ReadWrite).unwrap()
+    pub quarantined: BTreeMap<u8, u64>,
 }
 
 impl Daemon {
@@ -76,6 +77,9 @@ impl Daemon {
                 continue;
             };
             let here = usize::from(device);
+            if pool.is_frozen(grant.volume, device) {
+                continue;
+            }
             match pool.map.get(&grant.volume) {
                 Some(at) if *at == device => {}
                 None if pool.extents[here] == Extent::Of(grant.volume) => {
@@ -116,6 +120,8 @@ impl Daemon {
             wish,
             taking: None,
             revoke: 0,
+            clears: false,
+            cleared: false,
             heard: 0,
             settles: Vec::new(),
         });
@@ -275,7 +281,7 @@ impl Daemon {
         }
     }
 
-    fn end_op(&mut self, at: usize) {
+    pub(crate) fn end_op(&mut self, at: usize) {
         let op = self.ops.remove(at);
         if let Some(id) = op.taking {
             self.side.let_go(id);
@@ -320,6 +326,10 @@ impl Daemon {
         };
         if self.is_unanswered(&self.ops[at]) {
             self.end_op(at);
+            return;
+        }
+        if self.is_freezing(at) {
+            self.fail_freeze(at, out);
             return;
         }
         let fenced = self.fenced.clone();
@@ -377,11 +387,17 @@ impl Daemon {
         if self.talk.is_none() || self.reported || !self.inherited.is_empty() {
             return;
         }
+        self.say_epochs(out);
         let grants = self.side.republish(out.table);
         if !grants.is_empty() {
             out.say(ToEngine::Grants { grants });
         }
         self.reported = true;
+    }
+
+    /// The engine that knows all grants.
+    pub(crate) fn talks_to(&self) -> Option<u64> {
+        self.talk.filter(|_| self.reported)
     }
 
     fn advance(&mut self, at: usize, out: &mut Outside<'_>) -> bool {
@@ -399,6 +415,9 @@ impl Daemon {
             self.ops[at].taking = self.side.begin_take_back(volume, EXTENT);
             return false;
         };
+        if self.is_freezing(at) {
+            return self.advance_freeze(at, id, out);
+        }
         let (generation, release) = match wish {
             Wish::Release(generation, release) => (Some(generation), Some(release)),
             _ => (None, None),
@@ -425,7 +444,7 @@ impl Daemon {
                 if release.is_none() && self.side.unlisted(id, out.table).is_ok() {
                     return false;
                 }
-                let Some(talk) = self.talk.filter(|_| self.reported) else {
+                let Some(talk) = self.talks_to() else {
                     return false;
                 };
                 if generation.is_some_and(|generation| generation != talk) {
@@ -439,7 +458,7 @@ impl Daemon {
                         revoke,
                         volume,
                         range: EXTENT,
-                        keep: None,
+                        freeze: None,
                         release,
                     });
                 }
@@ -457,15 +476,23 @@ impl Daemon {
             }
             Some(Stage::Drained { undrained }) => {
                 let mapped = self.pool.map.get(&volume);
-                if wish == Wish::Evict && out.durable.map.get(&volume) != mapped {
+                let evicts = matches!(wish, Wish::Evict | Wish::Freeze);
+                if evicts && out.durable.map.get(&volume) != mapped {
                     // Until it is durable, only the table knows it.
                     return false;
                 }
-                if wish == Wish::Evict || wish == Wish::Stale && undrained.is_empty() {
+                if evicts || wish == Wish::Stale && undrained.is_empty() {
                     // Evicting a grant on a hung device changes nothing.
-                    return !out.goes()
+                    let ended = !out.goes()
                         || !undrained.is_empty()
                         || self.side.forget(id, out.table).is_ok();
+                    if wish != Wish::Freeze || out.dead || !undrained.is_empty() {
+                        return ended;
+                    }
+                    self.side.let_go(id);
+                    self.ops[at].taking = None;
+                    (self.ops[at].clears, self.ops[at].cleared) = (false, true);
+                    return false;
                 }
                 self.give_up(volume, &undrained);
                 let _ = self.side.changed(id);
@@ -482,141 +509,6 @@ impl Daemon {
                 forgotten
             }
             Some(Stage::Changed) | None => false,
-        }
-    }
-
-    /// Unmaps an extent; a stale one may need quarantine.
-    fn give_up(&mut self, volume: VolumeId, undrained: &BTreeSet<DeviceIndex>) {
-        let mapped = self.pool.map.remove(&volume);
-        for device in mapped.into_iter().chain(undrained.iter().map(|d| d.0)) {
-            let hangs = undrained.contains(&DeviceIndex(device));
-            self.pool.extents[usize::from(device)] = if hangs {
-                self.quarantined.insert(device, self.talk.unwrap_or(0));
-                if let Some((_, whole)) = self.settling.get_mut(&device) {
-                    *whole = false;
-                }
-                Extent::Quarantined
-            } else {
-                Extent::Dirty
-            };
-        }
-    }
-
-    fn allocate(&mut self, volume: VolumeId, at: usize, out: &mut Outside<'_>) -> bool {
-        if !out.goes() {
-            return false;
-        }
-        self.pool.extents[at] = Extent::Of(volume);
-        out.durable.extents[at] = Extent::Of(volume);
-        self.pool.map.insert(volume, at as u8);
-        true
-    }
-
-    fn map_preallocated(&mut self, volume: VolumeId, out: &mut Outside<'_>) {
-        let mut extents = self.pool.extents.iter();
-        let Some(at) = extents.position(|e| *e == Extent::Clean) else {
-            return;
-        };
-        let free = self.side.free_run(volume, 0, 1) > 0 && !self.pool.map.contains_key(&volume);
-        if !free || !self.reported || !self.allocate(volume, at, out) || !out.goes() {
-            return;
-        }
-        let word = place(at as u8);
-        let word = Word::preallocated(word.device(), word.extent()).unwrap();
-        // If this fails, a later fault finds it mapped.
-        if let Ok(grant) = self.side.grant(out.table, entry(volume, word)) {
-            out.say(ToEngine::Grants {
-                grants: vec![grant],
-            });
-        }
-    }
-
-    fn answer(&mut self, volume: VolumeId, write: bool, out: &mut Outside<'_>) {
-        if !self.reported || out.dead {
-            return;
-        }
-        let word = match self.pool.map.get(&volume) {
-            Some(device) => place(*device),
-            None if !write => Word::HOLE,
-            None => {
-                let free = |e: &Extent| *e == Extent::Clean;
-                let Some(at) = self.pool.extents.iter().position(free) else {
-                    let soon = |e: &Extent| matches!(e, Extent::Dirty);
-                    let gives_up = |op: &Op| !matches!(op.wish, Wish::Evict | Wish::Preallocation);
-                    let freeing = self.ops.iter().any(gives_up);
-                    if !self.pool.extents.iter().any(soon) && !freeing {
-                        self.fail(volume, write, out);
-                    }
-                    return;
-                };
-                if !self.allocate(volume, at, out) {
-                    return;
-                }
-                place(at as u8)
-            }
-        };
-        if !out.goes() {
-            return;
-        }
-        match self.side.grant(out.table, entry(volume, word)) {
-            Ok(grant) => {
-                self.faults.remove(&(volume, write));
-                out.say(ToEngine::Grants {
-                    grants: vec![grant],
-                });
-            }
-            Err(Refused::Elsewhere(_)) => {
-                if !self.ops.iter().any(|op| op.volume == volume) {
-                    self.begin(volume, Wish::Stale);
-                }
-            }
-            Err(_) => {}
-        }
-    }
-
-    pub(crate) fn fail(&mut self, volume: VolumeId, write: bool, out: &mut Outside<'_>) {
-        self.faults.remove(&(volume, write));
-        out.say(ToEngine::FaultFailed {
-            volume,
-            range: EXTENT,
-            write,
-            reason: FaultFailure::NoSpace,
-        });
-    }
-
-    fn zero_fill(&mut self, out: &mut Outside<'_>) {
-        let stale = self.ops.iter().any(|op| op.wish == Wish::Stale);
-        if !self.reported || self.zero_filling.is_some() || stale || out.dead {
-            return;
-        }
-        let dirty = |d: &u8| out.durable.extents[usize::from(*d)] == Extent::Dirty;
-        let Some(device) = self.fenced.iter().copied().find(dirty) else {
-            return;
-        };
-        if self.pool.extents[usize::from(device)] != Extent::Dirty {
-            return;
-        }
-        let job = out.number();
-        self.zero_filling = Some((job, device));
-        let work = zero_filling(device);
-        out.say(ToEngine::Job { job, work });
-    }
-
-    /// Frees quarantined extents whose device's requests have ended.
-    fn settle_quarantined(&mut self, out: &mut Outside<'_>) {
-        if !self.reported || out.dead {
-            return;
-        }
-        for device in self.fenced.clone() {
-            let quarantined = out.durable.extents[usize::from(device)] == Extent::Quarantined;
-            if quarantined && !self.settling.contains_key(&device) {
-                let job = out.number();
-                self.settling.insert(device, (job, true));
-                let work = Job::Settle {
-                    device: DeviceIndex(device),
-                };
-                out.say(ToEngine::Job { job, work });
-            }
         }
     }
 }

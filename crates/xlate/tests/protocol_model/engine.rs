@@ -17,14 +17,21 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 /// The only extent of every volume.
 pub(crate) const EXTENT: ExtentRange = ExtentRange::new(0, 1);
 
-/// The volumes' words; a step uses a real [`Table`].
+/// The epochs that a model's history may use; the next one after the last is the first.
+pub(crate) const EPOCHS: u16 = 2;
+
+/// The volumes' words and epochs; a step uses a real [`Table`].
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
-pub(crate) struct Cache(pub BTreeMap<VolumeId, u64>);
+pub(crate) struct Cache {
+    pub words: BTreeMap<VolumeId, u64>,
+    pub epochs: BTreeMap<VolumeId, u16>,
+}
 
 impl Cache {
     fn table(&self, volume: VolumeId) -> Option<Table> {
         let table = Table::new(1);
-        table.install(EXTENT, Word::from_bits(*self.0.get(&volume)?));
+        table.install(EXTENT, Word::from_bits(*self.words.get(&volume)?));
+        table.set_epoch(self.epochs.get(&volume).copied().unwrap_or(0));
         Some(table)
     }
 
@@ -35,8 +42,15 @@ impl Cache {
         }
     }
 
+    /// Keeps the word as it is stored: an epoch matters only to a word that it makes writable.
     fn keep(&mut self, volume: VolumeId, table: &Table) {
-        self.0.insert(volume, table.lookup(0).bits());
+        let stored = (0..EPOCHS).find_map(|epoch| {
+            table.set_epoch(epoch);
+            let word = table.lookup(0);
+            word.claimed().writable().then(|| word.with_epoch(epoch))
+        });
+        let word = stored.unwrap_or_else(|| table.lookup(0));
+        self.words.insert(volume, word.bits());
     }
 }
 
@@ -54,11 +68,15 @@ impl Words for Cache {
         true
     }
 
-    fn clear(&mut self, volume: VolumeId, range: ExtentRange, keep: Option<Rights>) {
+    fn clear(&mut self, volume: VolumeId, range: ExtentRange) {
         if let Some(table) = self.table(volume) {
-            table.clear(range, keep);
+            table.clear(range);
             self.keep(volume, &table);
         }
+    }
+
+    fn freeze(&mut self, volume: VolumeId, epoch: u16) {
+        self.epochs.insert(volume, epoch);
     }
 
     fn take_back(&mut self, volume: VolumeId, range: ExtentRange) -> Vec<ExtentRange> {
@@ -129,7 +147,10 @@ impl Engine {
     pub(crate) fn new(reactors: usize, max_drains: usize, volumes: &[VolumeId]) -> Self {
         Self {
             side: EngineSide::new(reactors, max_drains),
-            words: Cache(volumes.iter().map(|v| (*v, 0)).collect()),
+            words: Cache {
+                words: volumes.iter().map(|v| (*v, 0)).collect(),
+                epochs: BTreeMap::new(),
+            },
             reactors: vec![Reactor::default(); reactors],
             fenced: BTreeSet::new(),
             lane: Vec::new(),
@@ -309,12 +330,12 @@ impl Engine {
                 revoke,
                 volume,
                 range,
-                keep,
+                writes_only,
             } => {
                 let in_flight: Vec<_> = reactor.slices.iter().map(|s| s.span).collect();
                 if reactor
                     .drains
-                    .post(revoke, volume, range, keep, in_flight.into_iter())
+                    .post(revoke, volume, range, writes_only, in_flight.into_iter())
                 {
                     reactor
                         .upcalls

@@ -15,8 +15,10 @@
 
 mod daemon;
 mod engine;
+mod freeze;
 mod outside;
 mod scenario;
+mod space;
 mod world;
 
 use daemon::Wish;
@@ -57,8 +59,15 @@ impl Model for Protocol {
                 w.written_data_stays_mapped()
             }),
             Property::always("what was written is read", |_, w: &World| {
-                w.written_data_is_readable()
+                w.written_data_is_readable() && w.the_last_write_is_read()
             }),
+            Property::always("a frozen place stays as it is", |_, w: &World| {
+                w.frozen_places_stay()
+            }),
+            Property::always("a frozen place is read-only", |_, w: &World| {
+                w.frozen_places_are_read_only()
+            }),
+            Property::always("epochs agree", |_, w: &World| w.epochs_agree()),
         ]
     }
 }
@@ -274,4 +283,72 @@ fn a_grant_is_evicted() {
     scenario.budget.daemon_deaths = 0;
     scenario.budget.engine_deaths = 1;
     check("a grant is evicted, the engine dies", scenario);
+}
+
+fn snapshot(reactors: usize, devices: u8, snapshots: usize) -> Scenario {
+    let commands = vec![
+        command(0, A, Kind::Write),
+        command(reactors - 1, A, Kind::Write),
+    ];
+    let mut scenario = one_extent(reactors, commands, vec![(A, Wish::Freeze); snapshots]);
+    scenario.devices = devices;
+    scenario
+}
+
+#[test]
+fn a_volume_is_frozen() {
+    let mut scenario = snapshot(2, 2, 1);
+    scenario.commands.push(command(1, A, Kind::Read));
+    scenario.budget.sleeps = 1;
+    check("a volume is frozen", scenario.clone());
+    scenario.budget.sleeps = 0;
+    scenario.budget.timeouts = 1;
+    check("a freeze times out", scenario);
+}
+
+#[test]
+fn a_volume_is_frozen_and_a_process_dies() {
+    let mut scenario = snapshot(1, 2, 1);
+    scenario.budget.engine_deaths = 1;
+    check("a freeze, the engine dies", scenario.clone());
+    scenario.budget.engine_deaths = 0;
+    scenario.budget.daemon_deaths = 1;
+    scenario.budget.timeouts = 1;
+    check("a freeze, the daemon dies", scenario.clone());
+    scenario.budget.timeouts = 0;
+    scenario.budget.engine_deaths = 1;
+    scenario.commands[1].after = Some(0);
+    check("a freeze, both die", scenario);
+}
+
+#[test]
+fn a_volume_is_frozen_on_a_hung_device() {
+    let mut scenario = snapshot(1, 2, 1);
+    scenario.budget.hangs = 1;
+    scenario.budget.recoveries = 1;
+    check("a freeze, a device hangs", scenario);
+}
+
+/// The second snapshot's epoch is the first one's number.
+#[test]
+fn epochs_wrap() {
+    let mut scenario = snapshot(1, 3, 2);
+    scenario.commands.push(command(0, A, Kind::Read));
+    check("epochs wrap", scenario.clone());
+    scenario.commands.remove(2);
+    scenario.commands[1].after = Some(0);
+    scenario.budget.daemon_deaths = 1;
+    check("epochs wrap, the daemon dies", scenario.clone());
+    scenario.budget.daemon_deaths = 0;
+    scenario.budget.engine_deaths = 1;
+    check("epochs wrap, the engine dies", scenario);
+}
+
+#[test]
+fn a_preallocated_extent_is_frozen() {
+    let commands = vec![command(0, A, Kind::Write), command(1, A, Kind::Write)];
+    let wishes = vec![(A, Wish::Preallocation), (A, Wish::Freeze)];
+    let mut scenario = one_extent(2, commands, wishes);
+    scenario.devices = 2;
+    check("a place ahead is frozen", scenario);
 }

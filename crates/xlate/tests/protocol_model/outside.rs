@@ -25,6 +25,10 @@ pub(crate) enum Extent {
 pub(crate) struct Pool {
     pub extents: Vec<Extent>,
     pub map: BTreeMap<VolumeId, u8>,
+    /// Places that snapshots hold, the oldest first.
+    pub frozen: BTreeMap<VolumeId, Vec<u8>>,
+    /// Of the volumes that may be frozen.
+    pub epochs: BTreeMap<VolumeId, u16>,
 }
 
 pub(crate) type Listed = Vec<(VolumeId, u64)>;

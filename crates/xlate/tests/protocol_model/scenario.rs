@@ -62,4 +62,10 @@ impl Scenario {
         let all: BTreeSet<_> = self.commands.iter().map(|c| c.volume).collect();
         all.into_iter().collect()
     }
+
+    /// The volumes that may be frozen.
+    pub(crate) fn freezes(&self) -> impl Iterator<Item = VolumeId> {
+        let wishes = self.wishes.iter();
+        wishes.filter_map(|(volume, wish)| (*wish == Wish::Freeze).then_some(*volume))
+    }
 }

@@ -84,6 +84,8 @@ impl World {
         let durable = Pool {
             extents: vec![Extent::Clean; usize::from(scenario.devices)],
             map: BTreeMap::new(),
+            frozen: BTreeMap::new(),
+            epochs: scenario.freezes().map(|volume| (volume, 0)).collect(),
         };
         let mut listed = Listed::new();
         let daemon = with_table(&mut listed, |table| Daemon::start(&durable, table));
@@ -196,7 +198,8 @@ impl World {
             all.push(HangUp);
         }
         for (w, (volume, wish)) in scenario.wishes.iter().enumerate() {
-            let mapped = daemon.pool.map.contains_key(volume);
+            let mapped = daemon.pool.map.contains_key(volume)
+                || *wish == WishOf::Freeze && daemon.pool.frozen.contains_key(volume);
             if !self.wished[w] && mapped == (*wish != WishOf::Preallocation) {
                 all.push(Wish(w));
             }
@@ -305,6 +308,9 @@ impl World {
             Some(ToEngine::RemoveVolume { request, .. }) => {
                 let error = None;
                 self.to_owner.push_back(FromEngine::Done { request, error });
+            }
+            Some(ToEngine::SetVolume { volume, .. }) => {
+                engine.words.freeze(volume.volume, volume.epoch);
             }
             Some(_) => self.wrong = Some("a message that this model never says"),
             None => {}
@@ -450,7 +456,9 @@ impl World {
 
     fn check_submitted(&mut self, slice: &Slice) {
         let extent = self.durable.extents[usize::from(slice.device)];
-        if !self.lists(slice.span.volume, slice.device) && extent != Extent::Quarantined {
+        let volume = slice.span.volume;
+        let reads_frozen = !slice.span.write && self.is_frozen(volume, slice.device);
+        if !self.lists(volume, slice.device) && extent != Extent::Quarantined && !reads_frozen {
             self.wrong = Some("a slice was submitted under a grant whose revoke is through");
         }
     }
@@ -501,7 +509,7 @@ impl World {
         })
     }
 
-    /// Every used grant is listed; each location once.
+    /// Every used grant is listed, or has been copied from; each location once.
     pub(crate) fn grants_are_listed(&self) -> bool {
         let places: Vec<_> = self
             .listed
@@ -510,12 +518,14 @@ impl World {
             .collect();
         let once: BTreeSet<_> = places.iter().collect();
         let words = self.engine.iter().flat_map(|engine| {
-            let words = engine.words.0.iter();
+            let words = engine.words.words.iter();
             words.filter_map(|(v, word)| Some((*v, device_of(*word)?)))
         });
         let said = self.to_engine.iter().flat_map(grants_of);
         let mut granted = words.chain(said.filter_map(|g| Some((g.volume, device_of(g.word)?))));
-        once.len() == places.len() && granted.all(|(volume, device)| self.lists(volume, device))
+        let is_known =
+            |(volume, device)| self.lists(volume, device) || self.is_frozen(volume, device);
+        once.len() == places.len() && granted.all(is_known)
     }
 
     /// In a quiet state, commands wait only for hung devices.
@@ -552,8 +562,9 @@ impl World {
         self.written.iter().all(|(volume, device)| {
             let at = self.durable.map.get(volume);
             match &self.daemon {
-                Some(daemon) => daemon.pool.map.get(volume) == Some(device),
-                None => at == Some(device) || at.is_none() && self.lists(*volume, *device),
+                Some(daemon) => daemon.pool.holds(*volume, *device),
+                None if self.durable.holds(*volume, *device) => true,
+                None => at.is_none() && self.lists(*volume, *device),
             }
         })
     }

@@ -14,8 +14,10 @@ pub(super) enum Object {
     Parent,
     /// `GET` of this path shows it.
     At(&'static str),
-    /// The answer contains it.
+    /// The answer contains it; before, `GET` of the path and its name shows it.
     Made,
+    /// Only the answer contains it.
+    Answered,
     Process,
 }
 
@@ -58,6 +60,9 @@ const TENANT_BUDGET: &str = "/v1/tenants/{tenant}/budget";
 const VOLUMES: &str = "/v1/tenants/{tenant}/volumes";
 const VOLUME: &str = "/v1/tenants/{tenant}/volumes/{volume}";
 const VOLUME_BUDGET: &str = "/v1/tenants/{tenant}/volumes/{volume}/budget";
+const SNAPSHOTS: &str = "/v1/tenants/{tenant}/snapshots";
+const CLONE: &str = "/v1/tenants/{tenant}/volumes/{volume}/clone";
+const ROLLBACK: &str = "/v1/tenants/{tenant}/volumes/{volume}/rollback";
 const TRANSFER: &str = "/v1/tenants/{tenant}/volumes/{volume}/transfer";
 const EXPORT: &str = "/v1/exports/{tenant}/{volume}";
 const RESUME: &str = "/v1/exports/{tenant}/{volume}/resume";
@@ -67,7 +72,7 @@ const SCHEDULING: &str = "/v1/scheduling";
 const POOL: &str = "/v1/pool";
 const CHECK: &str = "/v1/pool/check";
 
-static CHANGES: [AuditedRoute; 31] = [
+static CHANGES: [AuditedRoute; 34] = [
     change(Method::POST, POOL, "make the pool", Object::Itself),
     change(Method::PATCH, POOL, "change the pool", Object::Itself),
     destruction(POOL, "destroy the pool"),
@@ -114,6 +119,15 @@ static CHANGES: [AuditedRoute; 31] = [
     change(Method::POST, VOLUMES, "make a volume", Object::Made),
     change(Method::PATCH, VOLUME, "change a volume", Object::Itself),
     destruction(VOLUME, "delete a volume"),
+    change(Method::POST, SNAPSHOTS, "take snapshots", Object::Answered),
+    change(Method::POST, CLONE, "clone a snapshot", Object::Answered),
+    AuditedRoute {
+        method: Method::POST,
+        route: ROLLBACK,
+        action: "roll a volume back",
+        object: Object::Parent,
+        destroys: true,
+    },
     change(
         Method::PUT,
         VOLUME_BUDGET,
@@ -220,7 +234,7 @@ impl AuditedRoute {
                 (None, Some(tenant), Some(volume)) => Some(format!("{path}/{tenant}/{volume}")),
                 _ => None,
             },
-            Object::Process => None,
+            Object::Answered | Object::Process => None,
         }
     }
 }
@@ -281,6 +295,11 @@ mod tests {
         let volume = json!({"name": "b"});
         let volumes = "/v1/tenants/a/volumes";
         assert_eq!(made(volumes, volume), "/v1/tenants/a/volumes/b");
+        let clone = json!({"name": "b"});
+        assert_eq!(made("/v1/tenants/a/volumes/b@c/clone", clone), "");
+        let rollback = "/v1/tenants/a/volumes/b/rollback";
+        assert!(find(&Method::POST, rollback).unwrap().destroys);
+        assert_eq!(made(rollback, json!({})), "/v1/tenants/a/volumes/b");
     }
 
     #[test]

@@ -99,7 +99,9 @@ impl Audited {
         let body = to_bytes(body, usize::MAX).await.unwrap_or_default();
         let answered = serde_json::from_slice(&body).ok();
         let (is_made, before, after) = match change.object {
-            Object::Made if status.is_success() => (true, None, answered.clone()),
+            Object::Made | Object::Answered if status.is_success() => {
+                (true, None, answered.clone())
+            }
             of => {
                 let after = self.check(object.as_deref()).await;
                 // After a time-out, the change may still happen.
@@ -109,7 +111,8 @@ impl Audited {
                     return Response::from_parts(parts, Body::from(body));
                 }
                 let (before, after) = (before.ok().flatten(), after.ok().flatten());
-                (of == Object::Made, before, after)
+                let is_made = matches!(of, Object::Made | Object::Answered);
+                (is_made, before, after)
             }
         };
         if let (true, Some(name)) = (is_made, after.as_ref().and_then(name_of)) {

@@ -5,6 +5,10 @@ use serde_json::{Map, Value};
 const OBJECT_MAX_BYTES: usize = 8 * 1024;
 
 pub(super) fn name_of(made: &Value) -> Option<String> {
+    if let Value::Array(all) = made {
+        let names: Vec<String> = all.iter().filter_map(name_of).collect();
+        return (!names.is_empty()).then(|| names.join(", "));
+    }
     let text = |key: &str| made.get(key).and_then(Value::as_str);
     match (text("name"), text("tenant"), text("volume")) {
         (Some(name), ..) => Some(name.to_owned()),
@@ -82,5 +86,7 @@ mod tests {
         assert_eq!(name(json!({"tenant": "acme", "name": "db"})), "db");
         assert_eq!(name(json!({"tenant": "acme", "volume": "db"})), "acme/db");
         assert_eq!(name(json!([])), "");
+        let several = json!([{"name": "db@a"}, {"name": "log@a"}]);
+        assert_eq!(name(several), "db@a, log@a");
     }
 }

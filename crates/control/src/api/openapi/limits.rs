@@ -10,12 +10,18 @@ use utoipa::openapi::path::{Operation, ParameterIn, PathItem};
 use utoipa::openapi::schema::Object;
 use utoipa::openapi::{ContentBuilder, OpenApi, Ref, RefOr, ResponseBuilder, Schema};
 
-use crate::model::validate::{HOSTS_MAX, MAX_PATH_BYTES, NAME_MAX, NQN_MAX, SPEC_MAX};
+use crate::model::validate::{
+    HOSTS_MAX, MAX_PATH_BYTES, NAME_MAX, NQN_MAX, SNAPSHOTS_MAX, SPEC_MAX,
+};
 
 /// See `validate::name`.
 const NAME: &str = "^[a-z0-9][a-z0-9-]{0,62}$";
+/// See `validate::volume`.
+const VOLUME: &str = "^[a-z0-9][a-z0-9-]{0,62}(@[a-z0-9][a-z0-9-]{0,62})?$";
+/// See `validate::snapshot`.
+const SNAPSHOT: &str = "^[a-z0-9][a-z0-9-]{0,62}@[a-z0-9][a-z0-9-]{0,62}$";
 /// `@` and a number select one of several exports.
-const EXPORT: &str = "^[a-z0-9][a-z0-9-]{0,62}(@[0-9]{1,20})?$";
+const EXPORT: &str = "^[a-z0-9][a-z0-9-]{0,62}(@[a-z0-9][a-z0-9-]{0,62})?(@[0-9]{1,20})?$";
 /// See `validate::host_nqn`, which refuses more: not every tool's regular expressions can exclude
 /// something.
 const NQN: &str = r"^nqn\.[0-9]{4}-(0[1-9]|1[0-2])\.[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*(:[!-~]+)?$";
@@ -25,6 +31,8 @@ const ADDRESS: &str = r"^(\[[0-9a-fA-F:.%]+\]|[0-9.]+):[0-9]{1,5}$";
 #[derive(Clone, Copy)]
 enum Is {
     Name,
+    Volume,
+    Snapshot,
     Export,
     Nqn,
     TransferHost,
@@ -67,8 +75,13 @@ const FIELDS: &[(&str, &str, Is)] = &[
     ("VolumeCreate", "reserved_bytes", RESERVED_BYTES),
     ("VolumeUpdate", "size_bytes", VOLUME_BYTES),
     ("VolumeUpdate", "reserved_bytes", RESERVED_BYTES),
+    ("SnapshotsTake", "snapshots", Is::Snapshot),
+    ("VolumeClone", "tenant", Is::Name),
+    ("VolumeClone", "name", Is::Name),
+    ("VolumeClone", "reserved_bytes", RESERVED_BYTES),
+    ("VolumeRollback", "snapshot", Is::Snapshot),
     ("ExportCreate", "tenant", Is::Name),
-    ("ExportCreate", "volume", Is::Name),
+    ("ExportCreate", "volume", Is::Volume),
     ("ExportCreate", "hosts", Is::Nqn),
     ("ExportCreate", "queues", Is::Whole(1, MAX_VM_QUEUES as u64)),
     ("ExportCreate", "socket", Is::Socket),
@@ -94,6 +107,7 @@ const FIELDS: &[(&str, &str, Is)] = &[
 const LISTS: &[(&str, &str, usize)] = &[
     ("PoolCreate", "devices", MAX_DEVICES),
     ("PoolOpen", "devices", MAX_DEVICES),
+    ("SnapshotsTake", "snapshots", SNAPSHOTS_MAX),
     ("ExportCreate", "hosts", HOSTS_MAX),
     ("ExportUpdate", "add_hosts", HOSTS_MAX),
     ("ExportUpdate", "remove_hosts", HOSTS_MAX),
@@ -101,7 +115,7 @@ const LISTS: &[(&str, &str, usize)] = &[
 
 const PARAMETERS: &[(&str, Is)] = &[
     ("tenant", Is::Name),
-    ("volume", Is::Name),
+    ("volume", Is::Volume),
     ("address", Is::Address),
     ("host", Is::TransferHost),
     // The pool's name or UUID.
@@ -117,7 +131,9 @@ impl Is {
         };
         match self {
             Self::Name => text(Some(NAME), 1, NAME_MAX),
-            Self::Export => text(Some(EXPORT), 1, NAME_MAX + 21),
+            Self::Volume => text(Some(VOLUME), 1, 2 * NAME_MAX + 1),
+            Self::Snapshot => text(Some(SNAPSHOT), 3, 2 * NAME_MAX + 1),
+            Self::Export => text(Some(EXPORT), 1, 2 * NAME_MAX + 22),
             Self::Nqn => text(Some(NQN), 1, NQN_MAX),
             Self::TransferHost => text(Some(TRANSFER_HOST), 1, NQN_MAX),
             Self::Address => text(Some(ADDRESS), 9, 64),
@@ -320,6 +336,9 @@ mod tests {
             "ExportUpdate",
             "VolumeCreate",
             "VolumeUpdate",
+            "SnapshotsTake",
+            "VolumeClone",
+            "VolumeRollback",
         ] {
             let fields = document["components"]["schemas"][model]["properties"].as_object();
             for (name, field) in fields.unwrap() {

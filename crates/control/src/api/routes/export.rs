@@ -34,7 +34,7 @@ pub(super) async fn export_list(
     ))
 }
 
-/// Exports a volume to hosts or to a VM.
+/// Exports a volume to hosts or to a VM. They can only read a snapshot.
 #[utoipa::path(
     post,
     path = "/v1/exports",
@@ -50,7 +50,7 @@ pub(super) async fn export_create(
     Body(body): Body<ExportCreate>,
 ) -> Result<(StatusCode, Json<Export>), ApiError> {
     validate::name("tenant", &body.tenant)?;
-    validate::name("volume", &body.volume)?;
+    validate::volume(&body.volume)?;
     validate::host_list(&body.hosts)?;
     validate::frontend(&body)?;
     Ok((

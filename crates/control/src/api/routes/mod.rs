@@ -11,6 +11,7 @@ mod export;
 mod pool;
 mod port;
 mod scheduling;
+mod snapshot;
 mod statistics;
 mod tenant;
 mod transfer;
@@ -27,11 +28,12 @@ pub(super) fn routes() -> Router<Handle> {
         .merge(tenant::routes())
         .merge(scheduling::routes())
         .merge(volume::routes())
+        .merge(snapshot::routes())
         .merge(transfer::routes())
         .merge(export::routes())
 }
 
-pub(super) fn documents() -> [utoipa::openapi::OpenApi; 9] {
+pub(super) fn documents() -> [utoipa::openapi::OpenApi; 10] {
     [
         daemon::document(),
         statistics::document(),
@@ -40,6 +42,7 @@ pub(super) fn documents() -> [utoipa::openapi::OpenApi; 9] {
         tenant::document(),
         scheduling::document(),
         volume::document(),
+        snapshot::document(),
         transfer::document(),
         export::document(),
     ]

@@ -141,7 +141,8 @@ pub(super) async fn volume_update(
     ))
 }
 
-/// Deletes a volume and frees its space. Refused while it is exported.
+/// Deletes a volume or a snapshot, and frees the space that nothing else needs. A volume's snapshots
+/// stay. Refused while it is exported.
 #[utoipa::path(
     delete,
     path = "/v1/tenants/{tenant}/volumes/{volume}",
@@ -160,10 +161,10 @@ pub(super) async fn volume_delete(
     OfVolume(tenant, volume): OfVolume,
 ) -> Result<Json<Done>, ApiError> {
     let deleted = format!("volume {tenant}/{volume} deleted");
-    daemon
+    let stays = daemon
         .change(|owner| async move { owner.volumes.volume_delete(tenant, volume).await })
         .await?;
-    Ok(done(deleted))
+    Ok(done(deleted + &stays))
 }
 
 pub(super) fn routes() -> Router<Handle> {

@@ -147,7 +147,7 @@ impl Session {
             Held::Revoke(number) => self.inherited_revokes.borrow_mut().push(*number),
             Held::Job(number, work) => {
                 // Other jobs don't change extents.
-                if let Job::ZeroFill { device, .. } = work {
+                if let Job::ZeroFill { device, .. } | Job::Copy { to: device, .. } = work {
                     self.inherited_jobs.borrow_mut().push((*number, *device));
                 }
             }

@@ -392,8 +392,21 @@ impl Session {
                 revoke,
                 volume,
                 range,
-                keep: None,
+                freeze: None,
                 release,
+            }
+        })
+    }
+
+    /// Revokes the write right on a whole volume by a new epoch.
+    pub(crate) fn freeze(&self, volume: VolumeId, range: ExtentRange, epoch: u16) -> PendingAnswer {
+        self.ask(AskKind::Revoke, "the end of writes", Vec::new(), |revoke| {
+            ToEngine::Revoke {
+                revoke,
+                volume,
+                range,
+                freeze: Some(epoch),
+                release: None,
             }
         })
     }
@@ -402,6 +415,7 @@ impl Session {
         let what = match work {
             Job::Flush { .. } => "a flush",
             Job::ZeroFill { .. } => "zero-filling",
+            Job::Copy { .. } => "a copy",
             Job::Settle { .. } => "the end of a device's requests",
         };
         self.ask(AskKind::Job, what, Vec::new(), |job| ToEngine::Job {

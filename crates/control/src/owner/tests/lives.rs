@@ -179,9 +179,11 @@ fn volumes_unknown_to_the_catalog_are_removed_from_the_engine() {
             let unknown = forebay_xlate::boundary::message::VolumeConfig {
                 volume: forebay_xlate::VolumeId(4242),
                 uuid: [0; 16],
+                read_only: false,
                 size_bytes: 1 << 20,
                 block_bytes: 4096,
                 extent_bytes: EXTENT as u32,
+                epoch: 0,
             };
             fake.held.push((Held::Volume(unknown), vec![]));
         })

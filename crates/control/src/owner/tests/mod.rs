@@ -16,6 +16,7 @@ mod promises;
 mod protocol;
 mod reserve;
 mod seen;
+mod snapshots;
 mod space;
 mod taking_over;
 

@@ -6,7 +6,7 @@ use crate::core::turn::{LIVELY_NS, SLEEP_SLICES};
 const W: VolumeId = VolumeId(10);
 
 /// A second device and a volume on it, with lane 4.
-fn second(b: &mut Bench) -> (Arc<Volume>, Arc<TestGate>) {
+pub(super) fn second(b: &mut Bench) -> (Arc<Volume>, Arc<TestGate>) {
     let path = b.path.with_file_name("second");
     let file = std::fs::File::create(&path).unwrap();
     file.set_len(16 << 20).unwrap();

@@ -15,6 +15,7 @@ const EXTENT: u64 = 64 << 10;
 const V: VolumeId = VolumeId(9);
 
 mod admit;
+mod copies;
 mod delays;
 mod errors;
 mod fused;
@@ -69,9 +70,11 @@ fn lane(lane: u32, volume: VolumeId, region: &Arc<Region>) -> (Lane, Arc<Volume>
     let config = VolumeConfig {
         volume,
         uuid: [2; 16],
+        read_only: false,
         size_bytes: 100 * EXTENT,
         block_bytes: 4096,
         extent_bytes: EXTENT as u32,
+        epoch: 0,
     };
     let served = Arc::new(Volume::new(config).unwrap());
     let export = ExportConfig {
@@ -373,15 +376,15 @@ fn revoke_waits_for_inflight() {
     b.turn();
     assert_eq!(b.gate.held(), 2);
     // A revoke that overlaps nothing in flight is acknowledged at once.
-    b.volume.table.clear(ExtentRange::new(0, 1), None);
+    b.volume.table.clear(ExtentRange::new(0, 1));
     b.core
         .slices
-        .revoke(1, V, ExtentRange::new(0, 1), None, &mut b.core.upcalls);
+        .revoke(1, V, ExtentRange::new(0, 1), false, &mut b.core.upcalls);
     assert!(b.upcall().contains("Drained { revoke: 1 }"));
-    b.volume.table.clear(ExtentRange::new(1, 1), None);
+    b.volume.table.clear(ExtentRange::new(1, 1));
     b.core
         .slices
-        .revoke(2, V, ExtentRange::new(1, 1), None, &mut b.core.upcalls);
+        .revoke(2, V, ExtentRange::new(1, 1), false, &mut b.core.upcalls);
     // A command after the revoke faults and is not waited for.
     let late = b.start(
         IoOp::Write {

@@ -254,12 +254,20 @@ fn jobs_begin_after_the_fence() {
     b.gate.hold();
     b.core.jobs.start(1, Job::ZeroFill { device, extents });
     b.core.jobs.start(2, Job::Flush { device });
+    let copy = Job::Copy {
+        from: device,
+        source: ExtentIndex(20),
+        to: device,
+        target: ExtentIndex(21),
+        count: 1,
+    };
+    b.core.jobs.start(3, copy);
     b.nothing_ends();
     assert_eq!((b.gate.held(), b.upcall().as_str()), (0, "None"));
     b.core.fenced(device);
     assert!(b.core.must_turn());
     b.turn();
-    assert_eq!(b.gate.held(), 2);
+    assert_eq!(b.gate.held(), 3);
     b.gate.release();
     b.turn_until_upcall();
     assert!(b.upcall().contains("error: None"));

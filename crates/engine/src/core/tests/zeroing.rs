@@ -42,7 +42,7 @@ fn deallocate_releases_whole_extents_and_punches_the_rest() {
     b.core
         .release_ended(io, generation.wrapping_sub(1), Released::Done(2));
     b.nothing_ends();
-    b.volume.table.clear(range, None);
+    b.volume.table.clear(range);
     b.core
         .release_ended(io, generation, Released::Done(u64::MAX));
     let (ended, status, _) = b.end();
@@ -125,7 +125,7 @@ fn deallocate_of_holes_is_free() {
                 panic!("nothing is asked")
             };
             assert_eq!(range, ExtentRange::new(first, EXTENTS - first));
-            b.volume.table.clear(range, None);
+            b.volume.table.clear(range);
             b.core.release_ended(io, generation, Released::Done(done));
         }
         let (ended, status, _) = b.end();
@@ -178,7 +178,7 @@ fn zeros_are_written_where_the_owner_can_not_release() {
         panic!()
     };
     // The owner revoked the words, but changed nothing.
-    b.volume.table.clear(ExtentRange::new(1, 2), None);
+    b.volume.table.clear(ExtentRange::new(1, 2));
     b.core
         .release_ended(io, generation.wrapping_sub(1), Released::Failed);
     b.nothing_ends();
@@ -262,7 +262,7 @@ fn the_extent_that_the_volume_ends_in_is_not_released() {
     b.volume = Arc::new(grown.unwrap());
     b.core.lanes.set_volume(&b.volume.clone());
     assert_eq!(b.write(size_bytes, &[7; 4096]).0, Status::SUCCESS);
-    b.volume.table.clear(range, None);
+    b.volume.table.clear(range);
     b.core
         .release_ended(io, generation, Released::Done(u64::MAX));
     let (ended, status, _) = b.end();

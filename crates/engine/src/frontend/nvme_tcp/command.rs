@@ -281,10 +281,7 @@ pub(super) fn judge_gated(
 #[inline]
 pub(super) fn geometry(conn: &Conn, core: &Core) -> Result<NamespaceGeometry, Status> {
     match conn.lane.and_then(|l| core.lane(l)) {
-        Some(lane) => Ok(NamespaceGeometry {
-            block_bytes: lane.volume.config.block_bytes,
-            block_count: lane.volume.blocks(),
-        }),
+        Some(lane) => Ok(lane.geometry()),
         None => Err(Status::INVALID_NAMESPACE_OR_FORMAT.with_dnr()),
     }
 }

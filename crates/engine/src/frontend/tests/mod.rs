@@ -50,9 +50,11 @@ fn lane(region: &Arc<Region>) -> Lane {
     let volume = Volume::new(VolumeConfig {
         volume: VolumeId(1),
         uuid: [1; 16],
+        read_only: false,
         size_bytes: 4 * u64::from(EXTENT),
         block_bytes: 4096,
         extent_bytes: EXTENT,
+        epoch: 0,
     });
     let volume = Arc::new(volume.unwrap());
     for at in 0..4 {

@@ -99,7 +99,7 @@ fn disk_of(turn: &Turn<'_>, queues: u16) -> Result<Disk, Closing> {
     Ok(Disk {
         sectors: volume.config.size_bytes / SECTOR_BYTES,
         block_bytes: volume.config.block_bytes,
-        read_only: false,
+        read_only: volume.config.read_only,
         queues,
         granule_bytes: volume.config.extent_bytes,
     })

@@ -256,10 +256,10 @@ impl VolumePart {
     }
 }
 
-/// Sets reasons by the volume's sums: `db@3` is an export of `db`.
+/// Sets reasons by the volume's sums: `db@3` is an export of `db`, `db@monday@4` of a snapshot.
 pub(super) fn add_up(volumes: &mut [VolumeView]) {
     let name = |export: &VolumeView| {
-        let name = export.name.split_once('@').map(|(name, _)| name);
+        let name = export.name.rsplit_once('@').map(|(name, _)| name);
         name.unwrap_or(&export.name).to_owned()
     };
     let mut sums: BTreeMap<String, [(f64, f64); 2]> = BTreeMap::new();

@@ -307,8 +307,7 @@ impl Pcie {
             can_flush: true,
             can_discard: controller.oncs & ONCS_DATASET != 0,
             can_write_zeroes: controller.oncs & ONCS_WRITE_ZEROES != 0,
-            // NSATTR bit 0: write protected.
-            read_only: data[99] & 1 != 0,
+            read_only: namespace.write_protected,
         };
         let limit = self.geometry.max_transfer_bytes;
         if limit.is_some_and(|limit| self.options.slot_bytes as u64 > limit) {

@@ -31,6 +31,7 @@ trait Subject {
 const GEOMETRY: NamespaceGeometry = NamespaceGeometry {
     block_bytes: 512,
     block_count: 1 << 20,
+    write_protected: false,
 };
 const MDTS_BYTES: u32 = 512 << 10;
 

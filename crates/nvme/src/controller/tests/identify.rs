@@ -106,6 +106,21 @@ fn a_namespace_and_its_growth() {
     assert_eq!(namespace(&mut bench).nsze.get(), 2 << 20);
 }
 
+/// Also without the write protection feature (NWPC).
+#[test]
+fn a_write_protected_namespace_says_so() {
+    let mut bench = Bench::ready();
+    for protected in [false, true] {
+        bench.world.write_protected.set(protected);
+        let independent = bench.data(identify(cns::INDEPENDENT_NAMESPACE, 1));
+        let independent = IndependentNamespace::read_from_bytes(&independent).unwrap();
+        let nsattr = u8::from(protected);
+        assert_eq!(namespace(&mut bench).nsattr, nsattr);
+        assert_eq!((independent.nsattr, independent.nstat), (nsattr, 1));
+        assert_eq!(controller(&mut bench).nwpc, 0);
+    }
+}
+
 #[test]
 fn namespaces_that_are_not_there() {
     let mut bench = Bench::ready();

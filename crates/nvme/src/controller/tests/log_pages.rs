@@ -50,6 +50,7 @@ fn the_supported_lists_match_the_implementation() {
         let geometry = NamespaceGeometry {
             block_bytes: 512,
             block_count: 8,
+            write_protected: false,
         };
         for op in 0..=255u8 {
             let sqe = Sqe::new(op, 1).with_nsid(1);

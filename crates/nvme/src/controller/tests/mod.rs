@@ -32,6 +32,7 @@ pub(super) fn subsystem() -> Nqn {
 
 pub(super) struct World {
     pub(super) block_count: Cell<u64>,
+    pub(super) write_protected: Cell<bool>,
     pub(super) present: Cell<bool>,
     pub(super) generation: Cell<u64>,
     pub(super) entries: Cell<u64>,
@@ -43,6 +44,7 @@ impl World {
     pub(super) fn new() -> Self {
         Self {
             block_count: Cell::new(1 << 20),
+            write_protected: Cell::new(false),
             present: Cell::new(true),
             generation: Cell::new(7),
             entries: Cell::new(3),
@@ -58,6 +60,7 @@ impl AdminEnv for World {
             geometry: NamespaceGeometry {
                 block_bytes: 512,
                 block_count: self.block_count.get(),
+                write_protected: self.write_protected.get(),
             },
             used_blocks: 384,
             extent_bytes: 64 << 10,

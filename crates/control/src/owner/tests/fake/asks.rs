@@ -42,7 +42,9 @@ impl Fake {
                     if grant.volume != volume || !grant.range.contains(extent) {
                         return None;
                     }
-                    let mut word = Word::from_bits(grant.word).advance(extent - grant.range.first);
+                    // Grants have the present epoch.
+                    let word = Word::from_bits(grant.word).advance(extent - grant.range.first);
+                    let mut word = word.as_of(word.epoch());
                     if write {
                         word = word.claimed();
                     }
@@ -65,9 +67,12 @@ impl Fake {
 
     /// First write to a preallocated extent; returns its writable word.
     fn claim(&mut self, volume: VolumeId, extent: u64) -> Option<Word> {
+        let epoch = self.epoch(volume);
         let word = self.grants.get_mut(&(volume, extent))?;
-        *word = word.claimed();
-        Some(*word).filter(|word| word.writable())
+        if word.as_of(epoch).is_preallocated() {
+            *word = word.claimed();
+        }
+        Some(word.as_of(epoch)).filter(|word| word.writable())
     }
 
     pub(in super::super) async fn write(&mut self, volume: VolumeId, extent: u64) -> Word {

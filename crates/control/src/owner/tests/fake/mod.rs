@@ -47,7 +47,13 @@ pub(super) struct Fake {
     pub(super) abandoned: u64,
     pub(super) fail_zero_fills: u32,
     pub(super) fail_flushes: bool,
+    pub(super) fail_copies: bool,
+    /// As granted; see [`Fake::effective`].
     pub(super) grants: HashMap<(VolumeId, u64), Word>,
+    pub(super) epochs: HashMap<VolumeId, u16>,
+    /// What writes and copies left in device extents.
+    pub(super) contents: BTreeMap<(u8, u64), u64>,
+    written: u64,
     known: Vec<DeviceConfig>,
     /// Device extents, and the place that each was granted for.
     places: BTreeMap<(u8, u64), (VolumeId, u64)>,
@@ -89,7 +95,11 @@ impl Fake {
             abandoned: 0,
             fail_zero_fills: 0,
             fail_flushes: false,
+            fail_copies: false,
             grants: HashMap::new(),
+            epochs: HashMap::new(),
+            contents: BTreeMap::new(),
+            written: 0,
             known: Vec::new(),
             places: BTreeMap::new(),
             open_revokes: Vec::new(),
@@ -106,6 +116,8 @@ impl Fake {
     pub(super) fn after(mut self, before: &Fake) -> Self {
         self.devices_ready = before.devices_ready;
         self.places = before.places.clone();
+        self.contents = before.contents.clone();
+        self.written = before.written;
         self
     }
 
@@ -279,8 +291,11 @@ impl Fake {
                     });
                 }
             }
-            ToEngine::SetVolume { request, .. }
-            | ToEngine::RemoveVolume { request, .. }
+            ToEngine::SetVolume { request, volume } if self.answer_requests => {
+                self.epochs.insert(volume.volume, volume.epoch);
+                self.done(*request);
+            }
+            ToEngine::RemoveVolume { request, .. }
             | ToEngine::SetExport { request, .. }
             | ToEngine::RemoveExport { request, .. }
             | ToEngine::SetListener { request, .. }
@@ -313,10 +328,13 @@ impl Fake {
                 revoke,
                 volume,
                 range,
-                keep,
+                freeze,
                 ..
             } => {
-                assert_eq!(*keep, None);
+                if let Some(epoch) = freeze {
+                    self.freeze(*revoke, *volume, *epoch);
+                    return;
+                }
                 let (hung, undrained) = (&self.hung, &mut self.undrained);
                 self.grants.retain(|(v, extent), word| {
                     let revoked = v == volume && range.contains(*extent);
@@ -382,7 +400,8 @@ impl Fake {
                     assert_eq!(undrained, None, "laundered while it may be written to");
                 }
                 if let Job::Settle { device } = work {
-                    assert_eq!(self.settles(device.0), 1, "one settle at a time");
+                    // One for hanging devices, one for a merge.
+                    assert!(self.settles(device.0) <= 2, "too many settles at a time");
                 }
                 if self.answer_jobs {
                     self.end_job(*job);
@@ -410,8 +429,14 @@ impl Fake {
                     !being_zero_filled,
                     "{at:?} is granted while it is laundered"
                 );
-                let owner = *self.places.entry(at).or_insert((volume, extent));
-                assert_eq!(owner, (volume, extent), "{at:?} is granted twice");
+                let (_, owner) = *self.places.entry(at).or_insert((volume, extent));
+                assert_eq!(owner, extent, "{at:?} is granted twice");
+                // A successor is told of old grants, too.
+                if word.as_of(self.epoch(volume)).claimed().writable() {
+                    let same = |v: &VolumeId, w: &Word| *v != volume && w.same_place(word);
+                    let other = self.grants.iter().find(|((v, _), w)| same(v, w));
+                    assert_eq!(other, None, "{at:?} may be written and is read by another");
+                }
                 let writer = self.undrained.get(&at);
                 assert!(
                     writer.is_none_or(|writer| *writer == (volume, extent)),
@@ -420,6 +445,70 @@ impl Fake {
             }
             self.grants.insert((volume, extent), word);
         }
+    }
+
+    /// A copy that fails leaves garbage.
+    fn copy(&mut self, from: (u8, u64), to: (u8, u64), count: u64, succeeds: bool) {
+        for at in 0..count {
+            let (from, to) = ((from.0, from.1 + at), (to.0, to.1 + at));
+            let there = |word: &&Word| (word.device().0, word.extent().0) == to && !is_hole(**word);
+            assert_eq!(self.grants.values().find(there), None, "{to:?} is in use");
+            match self.contents.get(&from).copied().filter(|_| succeeds) {
+                Some(content) => self.contents.insert(to, content),
+                None if succeeds => self.contents.remove(&to),
+                None => self.contents.insert(to, u64::MAX),
+            };
+        }
+    }
+
+    pub(super) fn epoch(&self, volume: VolumeId) -> u16 {
+        self.epochs.get(&volume).copied().unwrap_or(0)
+    }
+
+    /// A grant as the engine's tables show it.
+    pub(super) fn effective(&self, volume: VolumeId, extent: u64) -> Option<Word> {
+        let word = self.grants.get(&(volume, extent))?;
+        Some(word.as_of(self.epoch(volume)))
+    }
+
+    /// Writes go on at hanging devices.
+    fn freeze(&mut self, revoke: u64, volume: VolumeId, epoch: u16) {
+        let before = self.epoch(volume);
+        for ((v, extent), word) in &self.grants {
+            let writes = *v == volume && word.as_of(before).writable();
+            if writes && self.hung.contains(&word.device().0) {
+                let at = (word.device().0, word.extent().0);
+                self.undrained.insert(at, (*v, *extent));
+            }
+        }
+        self.epochs.insert(volume, epoch);
+        let all = ExtentRange::new(0, u64::MAX);
+        self.open_revokes.push((revoke, volume, all));
+        if self.answer_revokes {
+            self.end_revoke(revoke);
+        }
+    }
+
+    /// What a read finds; `None` for zeros.
+    pub(super) async fn read(&mut self, volume: VolumeId, extent: u64) -> Option<u64> {
+        let word = match self.effective(volume, extent) {
+            Some(word) => word,
+            None => self.fault(volume, extent, false).await.unwrap(),
+        };
+        if word.rights() == Some(Rights::Hole) {
+            return None;
+        }
+        let at = (word.device().0, word.extent().0);
+        self.contents.get(&at).copied()
+    }
+
+    /// Writes something new, and returns it.
+    pub(super) async fn put(&mut self, volume: VolumeId, extent: u64) -> u64 {
+        let word = self.write(volume, extent).await;
+        self.written += 1;
+        let at = (word.device().0, word.extent().0);
+        self.contents.insert(at, self.written);
+        self.written
     }
 
     /// The next message, which the test must answer.
@@ -481,8 +570,13 @@ impl Fake {
     pub(super) fn end_job(&mut self, job: u64) {
         let at = self.open_jobs.iter().position(|(n, _)| *n == job).unwrap();
         let (_, work) = self.open_jobs[at];
-        let (Job::Flush { device } | Job::ZeroFill { device, .. } | Job::Settle { device }) = work;
-        if self.hung.contains(&device.0) {
+        let hangs = match work {
+            Job::Flush { device } | Job::ZeroFill { device, .. } | Job::Settle { device } => {
+                self.hung.contains(&device.0)
+            }
+            Job::Copy { from, to, .. } => [from, to].iter().any(|d| self.hung.contains(&d.0)),
+        };
+        if hangs {
             return;
         }
         self.open_jobs.remove(at);
@@ -492,9 +586,21 @@ impl Fake {
                 self.fail_zero_fills -= 1;
                 errno = Some(5);
             } else {
-                self.places
-                    .retain(|at, _| at.0 != device.0 || !extents.contains(at.1));
+                let other = |at: &(u8, u64)| at.0 != device.0 || !extents.contains(at.1);
+                self.places.retain(|at, _| other(at));
+                self.contents.retain(|at, _| other(at));
             }
+        }
+        if let Job::Copy {
+            from,
+            source,
+            to,
+            target,
+            count,
+        } = work
+        {
+            errno = errno.or((self.fail_copies).then_some(5));
+            self.copy((from.0, source.0), (to.0, target.0), count, errno.is_none());
         }
         self.say(&FromEngine::JobDone { job, errno });
     }

@@ -377,15 +377,15 @@ fn revokes_drain_after_offloaded_operations_end() {
         t.b.gate.hold();
         t.writes(40);
         let range = ExtentRange::new(0, 50);
-        t.b.volume.table.clear(range, None);
+        t.b.volume.table.clear(range);
         t.b.core
             .slices
-            .revoke(1, V, range, None, &mut t.b.core.upcalls);
+            .revoke(1, V, range, false, &mut t.b.core.upcalls);
         t.b.core.settle(5, DeviceIndex(0));
         // The other reactor has no operation of that volume.
         t.other
             .slices
-            .revoke(1, V, range, None, &mut t.other.upcalls);
+            .revoke(1, V, range, false, &mut t.other.upcalls);
         assert_eq!(
             format!("{:?}", t.other.upcalls.pop_front()),
             "Some(Drained { revoke: 1 })"

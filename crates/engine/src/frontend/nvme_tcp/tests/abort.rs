@@ -146,7 +146,7 @@ fn a_host_taken_off_the_list_is_out_with_what_it_had_waiting() {
     rig.turns(2);
     assert_eq!(rig.gate.held(), 1);
     let all = ExtentRange::new(1, rig::EXTENTS - 1);
-    rig.volume.table.clear(all, None);
+    rig.volume.table.clear(all);
     host.say(&write_in_capsule(2, 100, 1), &[2; 4096]);
     host.say(&rw(1, 3, 200, 1), &[]);
     rig.turns(2);

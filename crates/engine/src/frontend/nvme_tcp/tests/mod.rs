@@ -21,6 +21,7 @@ mod take_over;
 mod take_over_hosts;
 mod take_over_pairs;
 mod take_over_reserve;
+mod write_protected;
 
 use super::*;
 use crate::core::staging::StagingBuffer;

@@ -218,7 +218,7 @@ fn a_preemptor_is_answered_when_the_losers_writes_have_ended() {
         w.rig.gate.hold_some(0..u64::MAX, &[OpKind::Write]);
         // At the device, at the owner, and without its data.
         w.a.say(&write_in_capsule(1, 0, 1), &[1; 4096]);
-        w.rig.volume.table.clear(ExtentRange::new(3, 1), None);
+        w.rig.volume.table.clear(ExtentRange::new(3, 1));
         w.a.say(&write_in_capsule(2, 3 * 16, 1), &[2; 4096]);
         w.a.say(&rw(1, 3, 32, 1), &[]);
         w.hear();

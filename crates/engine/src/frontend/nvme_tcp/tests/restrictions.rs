@@ -40,7 +40,7 @@ fn listen(rig: &mut rig::Rig, admin: &mut Host, events: u32) {
 }
 
 /// The status of each kind of command: Read, Write, Flush, Write Zeroes.
-fn tried(rig: &mut rig::Rig, io: &mut Host) -> [Status; 4] {
+pub(super) fn tried(rig: &mut rig::Rig, io: &mut Host) -> [Status; 4] {
     let read = |cid| rw(2, cid, 0, 1);
     let commands = [
         (read(1), vec![]),

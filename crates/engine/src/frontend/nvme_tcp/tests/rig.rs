@@ -100,9 +100,11 @@ pub(super) fn rig_on(kind: &str) -> Rig {
     let volume = Volume::new(VolumeConfig {
         volume: V,
         uuid: [2; 16],
+        read_only: false,
         size_bytes: EXTENTS * EXTENT,
         block_bytes: 4096,
         extent_bytes: EXTENT as u32,
+        epoch: 0,
     });
     let volume = Arc::new(volume.unwrap());
     let export = ExportConfig {

@@ -120,9 +120,11 @@ fn engine(dir: &std::path::Path, generation: u64) -> Engine {
     let volume = Volume::new(VolumeConfig {
         volume: V,
         uuid: [2; 16],
+        read_only: false,
         size_bytes: EXTENTS * EXTENT,
         block_bytes: BLOCK,
         extent_bytes: EXTENT as u32,
+        epoch: 0,
     });
     let volume = Arc::new(volume.unwrap());
     let word = Word::new(DeviceIndex(0), ExtentIndex(0), Rights::ReadWrite).unwrap();

@@ -9,6 +9,7 @@ mod remote;
 mod reported;
 mod rig;
 mod take_over;
+mod write_protected;
 
 use driver::*;
 use forebay_nvme::opcode::{admin, nvm};

@@ -108,9 +108,11 @@ impl Rig {
             let volume = Volume::new(VolumeConfig {
                 volume: VolumeId(n + 9),
                 uuid: [n as u8 + 1; 16],
+                read_only: false,
                 size_bytes: EXTENTS * EXTENT,
                 block_bytes: BLOCK as u32,
                 extent_bytes: EXTENT as u32,
+                epoch: 0,
             });
             let volume = Arc::new(volume.unwrap());
             let first = ExtentIndex(n * EXTENTS);

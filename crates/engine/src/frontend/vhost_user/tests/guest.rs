@@ -305,7 +305,7 @@ impl Guest {
         bytes
     }
 
-    fn request_at(request: usize) -> usize {
+    pub(super) fn request_at(request: usize) -> usize {
         DATA_AT + request * REQUEST_BYTES
     }
 

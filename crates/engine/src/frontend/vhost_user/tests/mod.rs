@@ -6,6 +6,7 @@ mod foreign;
 mod guest;
 mod in_band;
 mod memory;
+mod read_only;
 mod reported;
 mod rig;
 

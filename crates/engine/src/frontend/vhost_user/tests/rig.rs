@@ -80,9 +80,11 @@ fn volume(extents: u64) -> VolumeConfig {
     VolumeConfig {
         volume: V,
         uuid: [2; 16],
+        read_only: false,
         size_bytes: extents * EXTENT,
         block_bytes: 512,
         extent_bytes: EXTENT as u32,
+        epoch: 0,
     }
 }
 

@@ -126,9 +126,11 @@ fn a_lane_that_is_anothers_now_is_left_alone() {
     let config = VolumeConfig {
         volume: rig.export.volume,
         uuid: [2; 16],
+        read_only: false,
         size_bytes: 1 << 20,
         block_bytes: 4096,
         extent_bytes: 1 << 20,
+        epoch: 0,
     };
     let volume = Arc::new(Volume::new(config).unwrap());
     let region = Arc::new(Region::anonymous(1).unwrap());
