@@ -80,6 +80,11 @@ impl Shadow {
         }
     }
 
+    /// Leaves out write numbers, so that a clone's writes differ from its volume's.
+    pub fn skip_numbers(&mut self, numbers: u32) {
+        self.next += numbers;
+    }
+
     /// Number of blocks.
     #[must_use]
     pub fn blocks(&self) -> u64 {
