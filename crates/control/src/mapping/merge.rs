@@ -8,8 +8,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_pool::{ErrorKind, LayerId, MergeStep, Unneeded, UnneededCursor};
-use forebay_xlate::DeviceIndex;
 use forebay_xlate::boundary::message::Job;
+use forebay_xlate::{DeviceIndex, VolumeId};
 use tokio::time::{sleep, timeout};
 
 use crate::base::Base;
@@ -21,6 +21,7 @@ use crate::states::DeviceStates;
 
 /// How often to look for merges without being told of one.
 const POLL: Duration = Duration::from_secs(10);
+const ROUND_PAUSE: Duration = Duration::from_millis(200);
 /// The pause after a round in which nothing could be merged.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -58,6 +59,8 @@ impl Merger {
             let _ = timeout(POLL, self.base.zero_fill_wanted.next()).await;
             while self.merge_each().await {}
             while self.free_some().await {}
+            // The signal comes with every deallocation.
+            sleep(ROUND_PAUSE).await;
         }
     }
 
@@ -129,19 +132,12 @@ impl Merger {
     }
 
     async fn merge(&self, step: &MergeStep) -> Result<(), AskError> {
-        let _held = match step.volume() {
-            Some(volume) => Some(self.revoker.locks.hold(volume, step.range).await),
-            None => None,
-        };
+        let mut _held = None;
         if let Some(volume) = step.volume() {
-            let pending = {
-                let core = self.base.core.borrow();
-                core.pool.volumes().pending_on(volume, u64::MAX)
-            };
-            for device in pending {
-                let synced = self.flusher.sync_device(device).await;
-                synced.map_err(|error| AskError::Refused(error.to_string()))?;
-            }
+            // Most before the range is held, because its faults wait then.
+            self.commit_pending(volume).await?;
+            _held = Some(self.revoker.locks.hold(volume, step.range).await);
+            self.commit_pending(volume).await?;
         }
         for device in &step.devices {
             self.end_requests(*device).await?;
@@ -158,6 +154,18 @@ impl Merger {
         }
         self.base.commit_through().await;
         self.base.zero_fill_wanted.raise();
+        Ok(())
+    }
+
+    async fn commit_pending(&self, volume: VolumeId) -> Result<(), AskError> {
+        let pending = {
+            let core = self.base.core.borrow();
+            core.pool.volumes().pending_on(volume, u64::MAX)
+        };
+        for device in pending {
+            let synced = self.flusher.sync_device(device).await;
+            synced.map_err(|error| AskError::Refused(error.to_string()))?;
+        }
         Ok(())
     }
 
