@@ -397,3 +397,49 @@ fn an_acknowledged_snapshot_is_durable() -> Result<()> {
     }
     world.finish()
 }
+
+/// Power fails during or after a rollback: the volume has all of the old content, or all of the
+/// snapshot's.
+#[test]
+fn a_rollback_is_whole_or_undone() -> Result<()> {
+    let first = count_from("FOREBAY_TEST_SEED", 300);
+    let mut world = World::new(&volatile_devices())?;
+    let mut done = 0;
+    for seed in first..first + count_from("FOREBAY_TEST_ROUNDS", 8) {
+        println!("FOREBAY_TEST_SEED={seed}");
+        let mut dice = Dice::with_seed(seed);
+        let host = &mut world.lab.hosts[0];
+        // It makes the shadow right again, too.
+        host.fill()?;
+        let name = format!("t/a@s{seed}");
+        world.snapshots.take(&[name.clone()])?;
+        host.load(|commands| commands < 300)?;
+        host.flush()?;
+        let old = read_all(host.connect()?)?;
+        let pids = world.lab.daemon.processes()?;
+        let delay = Duration::from_millis(dice.u64(..120));
+        let killer = std::thread::spawn(move || -> Result<()> {
+            std::thread::sleep(delay);
+            kill_by_pid(pids.daemon)?;
+            kill_by_pid(pids.engine)
+        });
+        let rollback = ["volume", "rollback", &name, "--while-connected"];
+        let rolled_back = world.snapshots.cli(&rollback);
+        killer.join().expect("it does not panic")?;
+        world.lab.daemon.power_cut(&world.devices, seed)?;
+        world.lab.daemon.start_again()?;
+        world.snapshots.verify()?;
+        let new = world.snapshots.of(&name)?.content.take();
+        let new = new.context("the snapshot's content")?;
+        let now = read_all(world.lab.hosts[0].connect_soon()?)?;
+        let is_undone = rolled_back.is_err() && now == old;
+        if !is_undone {
+            done += 1;
+            ensure_same(&format!("{name}: {rolled_back:?}"), &now, &new)?;
+        }
+        world.lab.daemon.pool_check()?;
+        world.snapshots.delete(&name)?;
+    }
+    println!("{done} rolled back");
+    world.finish()
+}
