@@ -28,7 +28,8 @@ const SIZE: u64 = 4 * MIB;
 const COMMANDS_PER_SECOND: u32 = 1500;
 /// Far from the numbers of other volumes' writes.
 const CLONE_NUMBERS: u32 = 1 << 24;
-const SNAPSHOTS_MAX: usize = 6;
+/// Snapshots and unused clones.
+const KNOWN_MAX: usize = 7;
 
 /// What ends a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,7 +40,7 @@ enum Death {
     Power,
 }
 
-/// What a snapshot must be.
+/// What a snapshot or an unused clone must be.
 #[derive(Debug, Default)]
 struct Known {
     /// Whether it surely exists.
@@ -55,7 +56,7 @@ struct World {
     snapshots: Snapshots,
 }
 
-/// The snapshots. Its commands go on while the daemon dies and returns.
+/// Snapshots and unused clones. Its commands go on while the daemon dies and returns.
 struct Snapshots {
     socket: PathBuf,
     address: SocketAddr,
@@ -219,10 +220,11 @@ impl Snapshots {
 
     fn come_or_go(&mut self, dice: &mut Dice) -> Result<()> {
         let names: Vec<String> = self.known.keys().cloned().collect();
-        match (dice.u64(..4), dice.choice(&names)) {
+        match (dice.u64(..6), dice.choice(&names)) {
             (3, Some(name)) => self.read(name),
-            (0 | 1, Some(name)) if names.len() >= SNAPSHOTS_MAX => self.delete(name),
-            (2, Some(name)) => self.delete(name),
+            (4, Some(name)) if name.contains('@') && names.len() < KNOWN_MAX => self.clone(name),
+            (0 | 1, Some(name)) if names.len() >= KNOWN_MAX => self.delete(name),
+            (2 | 4, Some(name)) => self.delete(name),
             _ => {
                 self.taken += 1;
                 let names = ["a", "c"].map(|volume| format!("t/{volume}@s{}", self.taken));
@@ -248,6 +250,18 @@ impl Snapshots {
         names.iter().try_for_each(|name| self.read(name))
     }
 
+    fn clone(&mut self, snapshot: &str) -> Result<()> {
+        self.taken += 1;
+        let name = format!("t/clone{}", self.taken);
+        let content = self.of(snapshot)?.content.clone();
+        let is_there = false;
+        let known = Known { is_there, content };
+        self.known.insert(name.clone(), known);
+        self.cli(&["volume", "clone", snapshot, &name])?;
+        self.of(&name)?.is_there = true;
+        self.read(&name)
+    }
+
     fn delete(&mut self, name: &str) -> Result<()> {
         self.cli(&["export", "delete", name, "--disconnect-hosts"])?;
         if let Some(known) = self.known.get_mut(name) {
@@ -262,7 +276,7 @@ impl Snapshots {
         self.known.get_mut(name).context("an unknown snapshot")
     }
 
-    /// Reads a snapshot, which must be as before.
+    /// Reads a snapshot or clone, which must be as before.
     fn read(&mut self, name: &str) -> Result<()> {
         let shown = self.cli(&["volume", "show", name])?;
         if shown["exported"] == false {
@@ -279,12 +293,13 @@ impl Snapshots {
         Ok(())
     }
 
-    /// Judges all snapshots after a death.
+    /// Judges all snapshots and unused clones after a death.
     fn verify(&mut self) -> Result<()> {
-        let listed = self.cli(&["volume", "snapshots"])?;
+        let listed = self.cli(&["volume", "list"])?;
         let listed = listed.as_array().context("a list")?.iter();
         let listed: Vec<String> = listed
-            .map(|snapshot| format!("t/{}", snapshot["name"].as_str().unwrap_or("")))
+            .map(|volume| format!("t/{}", volume["name"].as_str().unwrap_or("")))
+            .filter(|name| name != "t/a" && name != "t/c")
             .collect();
         for name in &listed {
             let is_known = self.known.contains_key(name);
@@ -357,7 +372,7 @@ fn run(devices: &[String], deaths: &[Death], seed: u64, rounds: u64) -> Result<(
             .with_context(|| format!("{death:?}, FOREBAY_TEST_SEED={seed}"))
             .map_err(|error| world.lab.daemon.with_logs(error))?;
     }
-    println!("{} snapshots taken", world.snapshots.taken);
+    println!("{} snapshots and clones", world.snapshots.taken);
     world.finish()
 }
 
