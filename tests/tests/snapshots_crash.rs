@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use forebay_initiator::verify::pattern::{self, Content, SECTOR_BYTES};
-use forebay_initiator::{IoOp, IoQueue, Session};
+use forebay_initiator::{IoOp, IoQueue, Session, dsm_ranges};
 use forebay_tests::daemon::program;
 use forebay_tests::host::{Dice, Habits, Host, Load};
 use forebay_tests::lab::{BLOCK, Lab, LabOptions, MIB, MINUTE, count_from};
@@ -456,5 +456,25 @@ fn a_rollback_is_whole_or_undone() -> Result<()> {
         world.snapshots.delete(&name)?;
     }
     println!("{done} rolled back");
+    world.finish()
+}
+
+/// A deallocation that only hides a snapshot's extents frees nothing, and is durable all the same.
+#[test]
+fn a_flushed_deallocation_stays() -> Result<()> {
+    let mut world = World::new(&[])?;
+    let host = &mut world.lab.hosts[0];
+    host.fill()?;
+    world.snapshots.take(&["t/a@filled".into()])?;
+    let (session, mut queue) = host.connect()?;
+    let change = host.shadow.begin(0, 64, None);
+    let ranges = dsm_ranges(&[(0, 64)]);
+    queue.execute(&IoOp::Deallocate { ranges: 1 }, ranges, MINUTE)?;
+    host.shadow.end(&change, true, false);
+    drop((queue, session));
+    host.flush()?;
+    world.lab.daemon.kill_all()?;
+    world.lab.daemon.start_again()?;
+    world.verify(Promise::Acknowledged)?;
     world.finish()
 }

@@ -100,7 +100,8 @@ impl Revoker {
             .borrow_mut()
             .changed(held.id)
             .map_err(AskError::from)?;
-        if released.extents > 0 || self.base.core.borrow().pool.volume(held.volume).is_err() {
+        let is_changed = released.extents > 0 || released.hidden > 0;
+        if is_changed || self.base.core.borrow().pool.volume(held.volume).is_err() {
             self.base.commit_through().await;
         }
         protocol

@@ -90,6 +90,8 @@ pub struct Released {
     pub extents: u64,
     /// Quarantined extents among them.
     pub quarantined: u64,
+    /// Extents of layers that read as holes now; nothing of them is free.
+    pub hidden: u64,
 }
 
 impl Volumes {
@@ -225,8 +227,9 @@ impl Volumes {
                 first.0
             )));
         }
-        self.hide_shared(journal, volume, first.0, count)?;
-        self.unmap(allocator, journal, volume, first.0, count, hanging)
+        let hidden = self.hide_shared(journal, volume, first.0, count)?;
+        let released = self.unmap(allocator, journal, volume, first.0, count, hanging)?;
+        Ok(Released { hidden, ..released })
     }
 
     /// Frees the extents; on a hanging device, quarantines them.

@@ -265,22 +265,23 @@ impl Layers {
 }
 
 impl Volumes {
-    /// Hides the extents of a range that layers map.
+    /// Hides the extents of a range that layers map; returns how many.
     pub(crate) fn hide_shared(
         &mut self,
         journal: &mut Journal,
         id: VolumeId,
         first: u64,
         count: u64,
-    ) -> Result<()> {
+    ) -> Result<u64> {
         let shown = self.layers.to_hide(self.get(id)?, first, count);
         let volume = self.get_mut(id)?;
         let map = volume.record.map_id();
+        let count = shown.len() as u64;
         for logical in shown {
             volume.hidden.hide(logical);
             journal.touch(Table::Hidden, map.0, logical / MAP_CHUNK);
         }
-        Ok(())
+        Ok(count)
     }
 
     /// Freezes a volume's own map. Returns the layer that has its whole content; `None` if it has
