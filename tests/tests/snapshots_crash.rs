@@ -427,7 +427,7 @@ fn a_rollback_is_whole_or_undone() -> Result<()> {
         // It makes the shadow right again, too.
         host.fill()?;
         let name = format!("t/a@s{seed}");
-        world.snapshots.take(&[name.clone()])?;
+        world.snapshots.take(std::slice::from_ref(&name))?;
         host.load(|commands| commands < 300)?;
         host.flush()?;
         let old = read_all(host.connect()?)?;
