@@ -85,21 +85,21 @@ impl Snapshots {
         // In one order, so that two groups don't wait for each other.
         let mut held = Vec::new();
         for volume in &volumes {
-            held.push(self.hold(*volume).await?);
+            // Writes to those already held wait meanwhile.
+            held.push(self.hold(*volume, FREEZE_LIMIT).await?);
         }
         let result = self.take_held(new, &volumes, &held).await;
-        if result.is_err() {
-            self.thaw(&volumes).await;
-        }
         self.base
             .frozen
             .borrow_mut()
             .retain(|volume, _| !volumes.contains(volume));
+        if result.is_err() {
+            self.thaw(&volumes).await;
+        }
         result
     }
 
-    async fn hold(&self, volume: VolumeId) -> Result<LockGuard<'_>, AskError> {
-        let limit = self.base.limits.revoke;
+    async fn hold(&self, volume: VolumeId, limit: Duration) -> Result<LockGuard<'_>, AskError> {
         let hold = timeout(limit, self.revoker.locks.hold_volume(volume)).await;
         hold.map_err(|_| AskError::TimedOut(limit, "other changes of the volume"))
     }
@@ -116,17 +116,14 @@ impl Snapshots {
             self.base.frozen.borrow_mut().insert(*volume, epoch);
         }
         let deadline = Instant::now() + FREEZE_LIMIT;
-        try_join_all(held.iter().map(|held| self.freeze(held, deadline))).await?;
+        let freezes = held.iter().map(|held| self.freeze(held, deadline));
+        // After a failure too, each one abandons what the engine still waits for.
+        for frozen in join_all(freezes).await {
+            frozen?;
+        }
         timeout_at(deadline, self.sync(volumes))
             .await
             .map_err(|_| AskError::TimedOut(FREEZE_LIMIT, "a flush for a snapshot"))??;
-        let taken = self
-            .base
-            .core
-            .borrow_mut()
-            .pool
-            .snapshots()
-            .take(new, now_s())?;
         for held in held {
             let protocol = &self.revoker.locks.protocol;
             protocol
@@ -134,6 +131,13 @@ impl Snapshots {
                 .changed(held.id)
                 .map_err(AskError::from)?;
         }
+        let taken = self
+            .base
+            .core
+            .borrow_mut()
+            .pool
+            .snapshots()
+            .take(new, now_s())?;
         // The mappings of later writes must not be adopted without it.
         self.base.commit_through().await;
         let pool = &mut self.base.core.borrow_mut().pool;
@@ -194,17 +198,9 @@ impl Snapshots {
     /// Gives the write right back.
     async fn thaw(&self, volumes: &BTreeSet<VolumeId>) {
         let Some(session) = self.link.session() else {
-            // The next session's welcome has the present epochs.
-            self.base
-                .frozen
-                .borrow_mut()
-                .retain(|volume, _| !volumes.contains(volume));
+            // The next session begins with the present epochs.
             return;
         };
-        self.base
-            .frozen
-            .borrow_mut()
-            .retain(|volume, _| !volumes.contains(volume));
         let thawed = volumes
             .iter()
             .map(|volume| self.push_volume(&session, *volume));
@@ -292,8 +288,8 @@ impl Snapshots {
             .pool
             .snapshots()
             .check_roll_back(volume, snapshot)?;
-        let held = self.hold(volume).await?;
         let limit = self.base.limits.revoke;
+        let held = self.hold(volume, limit).await?;
         let undrained = self.revoker.revoke_for(&held, None, limit).await?;
         let released = {
             let pool = &mut self.base.core.borrow_mut().pool;

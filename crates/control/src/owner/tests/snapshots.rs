@@ -254,6 +254,8 @@ fn snapshot_of_a_hung_device_fails_cleanly() {
         let place = Place::with_devices(2);
         let mut life = Life::first(&place, Begin::default()).await;
         let a = life.volume("a", BYTES).await;
+        let b = life.volume("b", BYTES).await;
+        life.fake.put(b, 0).await;
         let mut on_hung = None;
         for extent in 0..64 {
             life.fake.put(a, extent).await;
@@ -266,13 +268,16 @@ fn snapshot_of_a_hung_device_fails_cleanly() {
         // Flushes end before the device hangs; writes in flight do not.
         life.fake.answer_revokes = false;
         let owner = life.owner.clone();
-        let new = vec![NewSnapshot {
-            volume: a,
+        let new = [a, b].map(|volume| NewSnapshot {
+            volume,
             name: "s".to_owned(),
-        }];
+        });
+        let new = new.to_vec();
         let taken = tokio::task::spawn_local(async move { owner.pool_owner.snapshot(new).await });
         let revoke = |m: &ToEngine| matches!(m, ToEngine::Revoke { .. }).then_some(());
-        life.fake.until(revoke).await;
+        while life.fake.open_revokes.len() < 2 {
+            life.fake.until(revoke).await;
+        }
         assert!(!life.fake.effective(a, on_hung).unwrap().writable());
         life.fake.ask_fault(a, on_hung, true);
         let failed = life.with_engine(taken).await.unwrap();
@@ -280,7 +285,7 @@ fn snapshot_of_a_hung_device_fails_cleanly() {
             matches!(failed, Err(SnapshotError::Freeze(_))),
             "{failed:?}"
         );
-        assert_eq!(life.fake.epoch(a), 0);
+        assert_eq!((life.fake.epoch(a), life.fake.epoch(b)), (0, 0));
         assert!(
             life.fake.effective(a, on_hung).unwrap().writable(),
             "rights return"
@@ -296,7 +301,7 @@ fn snapshot_of_a_hung_device_fails_cleanly() {
                 .volumes()
                 .records()
                 .count()
-                == 1
+                == 2
         );
         life.fake.put(a, 100).await;
         life.snapshot(a, "s").await;
