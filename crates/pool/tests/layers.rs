@@ -41,7 +41,7 @@ fn pool_on(power: &Power, extent_bytes: u64) -> (Pool, Catalog) {
     (pool, catalog)
 }
 
-/// A pool of one device with so many extents.
+/// A pool of one device with `extents` extents.
 fn new_pool(extents: u64) -> (Power, Pool, Catalog) {
     let power = Power::new(&[FIRST_BYTES + extents * EXTENT]);
     let (pool, catalog) = pool_on(&power, EXTENT);

@@ -89,8 +89,7 @@ impl Merger {
         }
     }
 
-    /// Looks through a part of the layers for extents that nobody sees any more; says whether some
-    /// were freed.
+    /// Searches a part of the layers for extents that no volume sees. True if some were freed.
     async fn free_some(&self) -> bool {
         let mut cursor = self.cursor.get();
         let unneeded = self

@@ -242,7 +242,7 @@ impl Preallocation {
         self.regions.borrow_mut().clear();
     }
 
-    /// Its preallocated extents are not its own any more.
+    /// A snapshot or a rollback has taken the volume's preallocated extents.
     pub(crate) fn forget_volume(&self, pool: &mut Pool, volume: VolumeId) {
         let all = (volume, 0)..=(volume, u64::MAX);
         self.regions

@@ -22,8 +22,8 @@ impl Core {
         (self.jobs).advance_all(&mut self.devices, self.clock.now_ns, &mut self.upcalls);
     }
 
-    /// False if a device is busy, or before its fence: an earlier engine's writes could land late and
-    /// destroy newer data, or change what is copied.
+    /// False if a device is busy, or before its fence. An earlier engine's late writes could destroy
+    /// newer data, or reach the source of a copy.
     fn begin_job(&mut self, job: u64, work: Job) -> bool {
         let devices = match work {
             Job::ZeroFill { device, .. } | Job::Flush { device } => [device, device],

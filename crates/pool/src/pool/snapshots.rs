@@ -416,7 +416,7 @@ impl Snapshots<'_> {
 
 #[cfg(feature = "test")]
 impl Snapshots<'_> {
-    /// As if a volume had had so many more snapshots.
+    /// Advances the epoch as `count` snapshots would.
     pub fn skip_epochs(&mut self, volume: VolumeId, count: u64) {
         if let Ok(volume) = self.pool.volumes.get_mut(volume) {
             volume.record.layering.freezes += count;

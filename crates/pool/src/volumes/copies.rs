@@ -23,7 +23,7 @@ pub struct ExtentCopy {
 /// What becomes of a copy's target.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CopyFailure {
-    /// Nothing writes to it any more.
+    /// All writes to it have ended.
     Ended,
     /// A request may still write to it.
     Hangs,

@@ -2,8 +2,7 @@
 //!
 //! The first transaction clears the record's name and frees reserved extents, non-durable mappings
 //! and extents on hanging devices. The rest of the map is freed in slices, a transaction each; the
-//! record goes last. After a crash the slices continue. Layers that nothing needs any more are freed
-//! likewise.
+//! record goes last. After a crash the slices continue. Unused layers are freed in the same way.
 
 use super::{Volumes, faults::Released, layers::Node, map::MAP_CHUNK};
 use crate::{

@@ -90,7 +90,7 @@ pub struct Released {
     pub extents: u64,
     /// Quarantined extents among them.
     pub quarantined: u64,
-    /// Extents of layers that read as holes now; nothing of them is free.
+    /// Extents of layers that the volume no longer shows. They are not freed.
     pub hidden: u64,
 }
 

@@ -86,7 +86,7 @@ pub(crate) enum Place {
     Own(DeviceRun),
     /// In a layer; a write needs a copy.
     Shared(DeviceRun),
-    /// Nowhere, for so many extents.
+    /// In no map, for this number of extents.
     Zeros(u64),
 }
 

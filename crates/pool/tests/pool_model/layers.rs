@@ -259,7 +259,7 @@ impl World {
     }
 
     /// Does a planned step, or the next one. Volumes show the same extents as before.
-    /// Frees what no volume shows any more, as far as one search finds it.
+    /// Frees the extents that one search finds unused by all volumes.
     pub(crate) fn free_unneeded(&mut self) {
         let mut cursor = UnneededCursor::default();
         if let Some(unneeded) = self.pool.volumes().next_unneeded(&mut cursor) {

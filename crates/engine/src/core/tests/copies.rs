@@ -23,7 +23,7 @@ fn zero_fill(device: u8, first: u64) -> Job {
 }
 
 impl Bench {
-    /// Turns until so many jobs have ended: (job, errno), sorted.
+    /// Runs turns until `count` jobs have ended. Returns each job and its error, sorted.
     fn jobs_end(&mut self, count: usize) -> Vec<(u64, Option<Errno>)> {
         let mut ended = Vec::new();
         for _ in crate::patience::patiently() {
