@@ -53,7 +53,8 @@ fn typed(line: &str) -> Result<()> {
     // Remove what the test's own cargo has set.
     for (name, _) in std::env::vars_os() {
         let text = name.to_string_lossy();
-        let is_theirs = ["CARGO_HOME", "CARGO_TERM_COLOR", "CARGO_NET_OFFLINE"].contains(&&*text);
+        let is_theirs = ["CARGO_HOME", "CARGO_TERM_COLOR", "CARGO_NET_OFFLINE"].contains(&&*text)
+            || text.starts_with("CARGO_PROFILE_");
         if text.starts_with("CARGO") && !is_theirs || text.starts_with("FOREBAY_") {
             command.env_remove(&name);
         }
