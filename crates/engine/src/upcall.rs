@@ -28,6 +28,8 @@ pub(crate) enum Upcall {
         volume: VolumeId,
         extent: u64,
         write: bool,
+        /// The command writes the whole extent.
+        whole: bool,
     },
     CommitWanted {
         volume: VolumeId,

@@ -355,7 +355,8 @@ fn a_frozen_extent_is_copied_before_it_is_written() {
         FaultAsk {
             volume: V,
             extent: 20,
-            write: true
+            write: true,
+            whole: false
         }
     );
     daemon.grant_in(1, 20, 30);

@@ -69,6 +69,12 @@ impl FaultTable {
         self.take(volume, range, |asked| asked == write)
     }
 
+    /// The reactors that wait for this answer.
+    pub fn waiting(&self, volume: VolumeId, extent: u64, write: bool) -> ReactorSet {
+        let waiting = self.asked.get(&(volume, extent, write));
+        waiting.copied().unwrap_or_default()
+    }
+
     /// Forgets a volume.
     pub fn forget(&mut self, volume: VolumeId) {
         self.asked.retain(|(v, ..), _| *v != volume);

@@ -40,10 +40,12 @@ impl ListedCopy {
 
 impl Faults {
     /// Makes the extent the volume's own. Otherwise returns why not, as a step of the fault.
+    /// `whole`: a waiting command writes all of it, which may replace the copy.
     pub(super) async fn copy_extent(
         &self,
         volume: VolumeId,
         extent: u64,
+        whole: bool,
     ) -> Result<ListedCopy, FaultStep> {
         let one = ExtentRange::new(extent, 1);
         let held = self.revoker.locks.try_hold(volume, one);
@@ -55,7 +57,13 @@ impl Faults {
             extent,
         };
         let at = ExtentIndex(extent);
-        let failure = match self.run_copy(&copy).await {
+        let overwrite = whole.then_some(Job::Overwrite {
+            volume,
+            extent,
+            to: copy.target.device,
+            target: copy.target.first,
+        });
+        let failure = match self.run_copy(&copy, overwrite).await {
             Ok(()) => {
                 let ended = self
                     .base
@@ -133,11 +141,18 @@ impl Faults {
     }
 
     /// Fails with the open job if that hangs. After the death of an engine the whole copy is made
-    /// again by its successor, once earlier requests at both devices have ended.
-    async fn run_copy(&self, copy: &ExtentCopy) -> Result<(), (AskError, Option<PendingAnswer>)> {
+    /// again by its successor, once earlier requests at both devices have ended. If the overwrite fails,
+    /// its command may have written a part of the target: the copy replaces it.
+    async fn run_copy(
+        &self,
+        copy: &ExtentCopy,
+        mut overwrite: Option<Job>,
+    ) -> Result<(), (AskError, Option<PendingAnswer>)> {
         let devices = [copy.source.device, copy.target.device];
         loop {
             let session = self.link.wait_session().await;
+            // After a lost session, the job of the same engine may still write the target.
+            session.inherited_jobs_finished(copy.target.device).await;
             let limit = self.base.limits.job;
             let ready = timeout(limit, session.devices_ready(&devices)).await;
             match ready.unwrap_or(Err(AskError::TimedOut(limit, "a device's fence"))) {
@@ -145,13 +160,15 @@ impl Faults {
                 Err(AskError::Gone) => continue,
                 Err(error) => return Err((error, None)),
             }
-            let mut job = session.job(Job::Copy {
+            let is_overwrite = overwrite.is_some();
+            let work = overwrite.take().unwrap_or(Job::Copy {
                 from: copy.source.device,
                 source: copy.source.first,
                 to: copy.target.device,
                 target: copy.target.first,
                 count: copy.target.count,
             });
+            let mut job = session.job(work);
             match job.within(limit).await {
                 Ok(()) => return Ok(()),
                 Err(AskError::Gone) => {}
@@ -159,6 +176,7 @@ impl Faults {
                     self.suspect(&session, copy);
                     return Err((error, Some(job)));
                 }
+                Err(_) if is_overwrite => {}
                 Err(error) => return Err((error, None)),
             }
         }

@@ -211,7 +211,7 @@ impl Faults {
             };
             let step = match step {
                 FaultStep::Copy => {
-                    let copied = self.copy_extent(volume, extent).await;
+                    let copied = self.copy_extent(volume, extent, fault.whole).await;
                     match copied {
                         Ok(listed) => {
                             copy = Some(listed);
@@ -293,6 +293,7 @@ impl Faults {
             volume,
             extent,
             write,
+            ..
         } = *fault;
         if !self.revoker.locks.is_free(volume, extent) {
             return FaultStep::Locked;
@@ -343,6 +344,7 @@ impl Faults {
             volume,
             extent,
             write,
+            ..
         } = *fault;
         Ok(match core.pool.fault(volume, ExtentIndex(extent), write) {
             Ok(FaultAnswer::Mapped {

@@ -259,7 +259,8 @@ impl Control {
     fn drop_channel(&mut self) {
         let _ = self.link.end();
         self.link.forget();
-        self.protocol.hung_up();
+        self.protocol.hung_up(&mut self.effects);
+        self.carry_out();
         self.devices.forget_requests();
         self.give_up_handover();
     }

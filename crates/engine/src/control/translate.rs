@@ -72,10 +72,12 @@ pub(super) fn from_reactor(upcall: upcall::Upcall) -> Result<ProtocolUpcall, upc
             volume,
             extent,
             write,
+            whole,
         } => ProtocolUpcall::Fault(FaultAsk {
             volume,
             extent,
             write,
+            whole,
         }),
         From::CommitWanted { volume, sequence } => {
             ProtocolUpcall::CommitWanted { volume, sequence }

@@ -45,6 +45,7 @@ impl Core {
             vms: &mut self.vms,
             staging: &mut self.staging,
             qos: &mut self.qos,
+            overwrites: &mut self.overwrites,
             records: &self.records,
             now_ns: self.clock.now_ns,
         };
@@ -118,6 +119,18 @@ impl Core {
             io.stage = Stage::AtDevices;
             token.entrust();
             return;
+        }
+        if self.overwrites.any()
+            && let Some(parked) = (self.overwrites).written(token.index(), io, &mut self.upcalls)
+        {
+            return self.parked.park(
+                token,
+                parked,
+                &mut self.slab,
+                &self.lanes,
+                self.clock.now_ns,
+                &mut self.upcalls,
+            );
         }
         let fua = match io.op {
             IoOp::Write { fua, .. } | IoOp::WriteZeroes { fua, .. } => fua,

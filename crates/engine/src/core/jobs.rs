@@ -32,6 +32,7 @@ impl Core {
                 self.settle(job, device);
                 return true;
             }
+            Job::Overwrite { to, .. } => [to, to],
         };
         if !self.devices.has_all(devices.into_iter()) {
             let error = Some(Errno::NODEV);
@@ -67,6 +68,20 @@ impl Core {
                 if let Some(result) = self.flusher.ask(device.0, waiter, &mut self.devices) {
                     self.flush_ended(device.0, result);
                 }
+                return true;
+            }
+            Job::Overwrite { .. } => {
+                let parts = (&mut self.parked, &mut self.slab, &self.lanes);
+                let begun = self.overwrites.begin(job, work, parts);
+                let Some(index) = begun else {
+                    let error = Some(Errno::NOENT);
+                    self.upcalls.push_back(Upcall::JobDone { job, error });
+                    return true;
+                };
+                let now_ns = self.clock.now_ns;
+                let token = (self.parked).resume(index, &mut self.slab, &self.lanes, now_ns);
+                self.blame(Some(index));
+                self.dispatch(token);
                 return true;
             }
             Job::Settle { .. } => return true,

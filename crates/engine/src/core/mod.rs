@@ -39,6 +39,7 @@ use crate::io::fused::Fused;
 use crate::io::guest_memory::VmCommands;
 use crate::io::jobs::Jobs;
 use crate::io::lanes::Lanes;
+use crate::io::overwrites::Overwrites;
 use crate::io::parked::ParkedTable;
 use crate::io::records::Records;
 use crate::io::settle::Settles;
@@ -70,6 +71,7 @@ pub(crate) struct Core {
     slab: Slab,
     waits: Waits,
     parked: ParkedTable,
+    pub(crate) overwrites: Overwrites,
     pub(crate) devices: DeviceRing,
     pub(crate) slices: Slices,
     settles: Settles,
@@ -96,6 +98,7 @@ impl Core {
             slab: Slab::new(),
             waits: Waits::new(),
             parked: ParkedTable::new(),
+            overwrites: Overwrites::new(),
             devices: DeviceRing::new(ring, region.clone()),
             slices: Slices::new(),
             settles: Settles::default(),
@@ -269,6 +272,9 @@ impl Core {
     }
 
     fn finish(&mut self, mut token: Token) {
+        if self.overwrites.any() {
+            (self.overwrites).gave_up(token.index(), &mut self.upcalls);
+        }
         if self.recovered.any() {
             token = match self.compared(token) {
                 Some(token) => token,

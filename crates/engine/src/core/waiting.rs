@@ -47,7 +47,13 @@ impl Core {
                     let read = self.slab[index as usize].op.reads();
                     self.fail(token, status_of_fault(reason, !read));
                 }
-                Heard::Translate | Heard::Stay => self.dispatch(token),
+                Heard::Translate | Heard::Stay => {
+                    if self.overwrites.any() {
+                        let io = &mut self.slab[index as usize];
+                        (self.overwrites).answered(index as usize, io, &self.lanes);
+                    }
+                    self.dispatch(token);
+                }
             }
         }
         self.waits.spare = chosen;

@@ -298,6 +298,21 @@ pub(crate) struct Io {
 }
 
 impl Io {
+    /// Whether it is a write whose rest covers the extent.
+    pub(crate) fn covers(&self, extent: u64, extent_shift: u32) -> bool {
+        let IoOp::Write {
+            offset_bytes,
+            len_bytes,
+            ..
+        } = self.op
+        else {
+            return false;
+        };
+        let start = extent << extent_shift;
+        offset_bytes + self.cursor <= start
+            && start + (1 << extent_shift) <= offset_bytes + u64::from(len_bytes)
+    }
+
     pub(crate) fn empty() -> Self {
         Self {
             owner: Issuer {

@@ -11,6 +11,7 @@ pub(crate) mod fused;
 pub(crate) mod guest_memory;
 pub(crate) mod jobs;
 pub(crate) mod lanes;
+pub(crate) mod overwrites;
 pub(crate) mod parked;
 pub(crate) mod records;
 pub(crate) mod settle;

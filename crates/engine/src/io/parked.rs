@@ -6,7 +6,7 @@
 //! ends with Command Interrupted, which the host may retry. **Not here:** the effect of answers
 //! ([`forebay_xlate::reactor_side`]).
 
-use crate::io::command::{Stage, Token};
+use crate::io::command::{Io, Stage, Token};
 use crate::io::lanes::Lanes;
 use crate::io::slab::MAX_IOS;
 use crate::io::slab::Slab;
@@ -65,7 +65,9 @@ impl ParkedTable {
         let io = &mut slab[i];
         io.stage = Stage::Parked(parked);
         io.link = self.homes[at];
+        let mut whole = false;
         if let Some(lane) = lanes.get(io.lane) {
+            whole = parked.write && io.covers(parked.extent, lane.volume.extent_shift);
             let record = lane.record();
             bump(&record.faults, 1);
             record
@@ -85,6 +87,7 @@ impl ParkedTable {
                 volume,
                 extent,
                 write,
+                whole,
             });
         }
     }
@@ -110,6 +113,38 @@ impl ParkedTable {
         }
     }
 
+    /// Takes one command that waits for this and is selected.
+    pub(crate) fn take_one(
+        &mut self,
+        parked: Parked,
+        slab: &mut Slab,
+        which: impl Fn(&Io) -> bool,
+    ) -> Option<u32> {
+        let mut newer = NONE;
+        let at = home(parked.volume, parked.extent);
+        let mut next = self.homes[at];
+        while next != NONE {
+            let io = &slab[next as usize];
+            let before = io.link;
+            if io.stage == Stage::Parked(parked) && which(io) {
+                self.cut(at, newer, before, slab);
+                return Some(next);
+            }
+            newer = next;
+            next = before;
+        }
+        None
+    }
+
+    /// Takes a command out of a chain; `newer` and `before` are its neighbours.
+    fn cut(&mut self, at: usize, newer: u32, before: u32, slab: &mut Slab) {
+        match newer {
+            NONE => self.homes[at] = before,
+            newer => slab[newer as usize].link = before,
+        }
+        self.count -= 1;
+    }
+
     /// Takes the selected commands out of a chain, oldest first.
     fn unlink(
         &mut self,
@@ -126,11 +161,7 @@ impl ParkedTable {
             let taken =
                 matches!(&slab[next as usize].stage, Stage::Parked(parked) if which(parked));
             if taken {
-                match newer {
-                    NONE => self.homes[at] = before,
-                    newer => slab[newer as usize].link = before,
-                }
-                self.count -= 1;
+                self.cut(at, newer, before, slab);
                 chosen.push(next);
             } else {
                 newer = next;

@@ -7,6 +7,7 @@
 use crate::io::command::{Io, IoOp, Stage};
 use crate::io::devices::{DeviceRing, kind};
 use crate::io::guest_memory::VmCommands;
+use crate::io::overwrites::Overwrites;
 use crate::io::records::Records;
 use crate::io::slice::{Slice, Slices};
 use crate::io::staging::Staging;
@@ -100,6 +101,7 @@ pub(crate) struct Submission<'a> {
     pub(crate) vms: &'a mut VmCommands,
     pub(crate) staging: &'a mut Staging,
     pub(crate) qos: &'a mut Qos,
+    pub(crate) overwrites: &'a mut Overwrites,
     pub(crate) records: &'a Records,
     pub(crate) now_ns: u64,
 }
@@ -173,17 +175,28 @@ impl Submission<'_> {
             left: u64::from(transfer.len_bytes) - self.io.cursor,
         };
         match access(volume.table.lookup(at.extent), transfer.write) {
-            Lookup::Device(word) => self.step_to_device(word, &at, transfer),
+            Lookup::Device(word) => {
+                let run = run(&volume.table, at.extent, word, at.extents());
+                self.step_to_device(word, run, &at, transfer)
+            }
             Lookup::Zeros => self.step_over_zeros(&at, transfer.len_bytes),
             Lookup::Claim => {
                 claim(&volume.table, ExtentRange::new(at.extent, at.extents()));
                 None
             }
-            Lookup::Park => Some(NextStep::Park(Parked {
-                volume: volume.id(),
-                extent: at.extent,
-                write: transfer.write,
-            })),
+            Lookup::Park => {
+                if self.overwrites.any()
+                    && transfer.write
+                    && let Some(next) = self.overwrite(&at, transfer)
+                {
+                    return next;
+                }
+                Some(NextStep::Park(Parked {
+                    volume: self.lane.volume.id(),
+                    extent: at.extent,
+                    write: transfer.write,
+                }))
+            }
         }
     }
 
@@ -209,15 +222,27 @@ impl Submission<'_> {
         None
     }
 
+    /// Writes to the place of the command's overwrite, if it has one here. It stops at its end: the next
+    /// extent waits for the grant.
+    #[cold]
+    fn overwrite(&mut self, at: &At, transfer: &CommandTransfer) -> Option<Option<NextStep>> {
+        let word = self.overwrites.place(self.index, at.extent)?;
+        let before = self.io.cursor;
+        let next = self.step_to_device(word, 1, at, transfer);
+        self.overwrites.wrote(self.index, self.io.cursor - before);
+        let is_complete = self.overwrites.place(self.index, at.extent).is_none();
+        Some(next.or(is_complete.then_some(NextStep::Submitted)))
+    }
+
     #[inline]
     fn step_to_device(
         &mut self,
         word: Word,
+        run: u64,
         at: &At,
         transfer: &CommandTransfer,
     ) -> Option<NextStep> {
         let volume = &self.lane.volume;
-        let run = run(&volume.table, at.extent, word, at.extents());
         let span = SliceSpan {
             volume: volume.id(),
             range: ExtentRange::new(at.extent, run),

@@ -91,6 +91,7 @@ impl Reactor {
                 core.release_ended(io, generation, Released::Abandoned)
             }
             engine_side::ProtocolPost::Job(job, work) => core.jobs.start(job, work),
+            engine_side::ProtocolPost::HungUp => core.overwrites.hung_up(),
         }
     }
 

@@ -84,6 +84,7 @@ impl Owner {
             volume,
             extent,
             write,
+            ..
         } = fault;
         self.log.lock().unwrap().faults += 1;
         let at = match (self.maps.get(&(volume, extent)), write) {

@@ -146,6 +146,18 @@ pub enum Job {
         /// Number of extents.
         count: u64,
     },
+    /// Writes a parked command's data, which covers the extent, to the new place, instead of a copy.
+    /// The command goes on when the place is granted. Fails if no such command waits.
+    Overwrite {
+        /// The command's volume.
+        volume: VolumeId,
+        /// Its logical extent.
+        extent: u64,
+        /// The device to write.
+        to: DeviceIndex,
+        /// Its extent.
+        target: ExtentIndex,
+    },
     /// Wait until every request now in flight at the device has ended, on all reactors.
     Settle {
         /// The device.
@@ -162,6 +174,8 @@ pub struct FaultAsk {
     pub extent: u64,
     /// Whether it will be written.
     pub write: bool,
+    /// The first command that waits writes the whole extent: see [`Job::Overwrite`].
+    pub whole: bool,
 }
 
 /// A translation of extents.

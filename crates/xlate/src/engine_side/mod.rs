@@ -60,8 +60,10 @@ pub enum ProtocolPost {
     ReleaseFailed(u32, u32),
     /// A release is cancelled before it took effect.
     ReleaseAbandoned(u32, u32),
-    /// Work for the internal lane.
+    /// Work for the internal lane, or a [`Job::Overwrite`].
     Job(u64, Job),
+    /// The conversation ended: another owner knows nothing of the overwrites so far.
+    HungUp,
 }
 
 /// A reactor's message to the control thread.
@@ -394,6 +396,17 @@ impl EngineSide {
                 ReactorSet::first(self.reactors),
                 ProtocolPost::Settle(job, device),
             ),
+            Job::Overwrite { volume, extent, .. } => {
+                let waiting = self.faults.waiting(volume, extent, true).iter().next();
+                let Some(reactor) = waiting else {
+                    out.push(Effect::Say(FromEngine::JobDone {
+                        job,
+                        errno: Some(rustix::io::Errno::NOENT.raw_os_error()),
+                    }));
+                    return;
+                };
+                (ReactorSet::one(reactor), ProtocolPost::Job(job, work))
+            }
             // The internal lane runs on reactor 0.
             _ => (ReactorSet::one(0), ProtocolPost::Job(job, work)),
         };
@@ -407,6 +420,7 @@ impl EngineSide {
             volume,
             extent,
             write,
+            ..
         } = ask;
         let Some(word) = words.lookup(volume, extent) else {
             return;
@@ -544,6 +558,7 @@ impl EngineSide {
             volume,
             extent,
             write,
+            whole: false,
         };
         let refused = std::mem::take(&mut self.refused);
         if refused > 0 {
@@ -569,7 +584,8 @@ impl EngineSide {
 
     /// Ends the conversation. Releases may be cancelled again: the words are cleared, so later
     /// writes fault.
-    pub fn hung_up(&mut self) {
+    pub fn hung_up(&mut self, out: &mut Vec<Effect>) {
+        self.post(ReactorSet::first(self.reactors), ProtocolPost::HungUp, out);
         for release in self.releases.values_mut() {
             release.begun = false;
         }

@@ -101,6 +101,7 @@ fn ask(extent: u64, write: bool) -> FaultAsk {
         volume: V,
         extent,
         write,
+        whole: false,
     }
 }
 
@@ -279,8 +280,13 @@ fn a_release_can_be_given_up_until_its_revoke_comes() {
     rig.upcall(0, release);
     rig.revoke(9, 1, Some(2));
     assert_eq!(rig.upcall(0, abandon), [], "it has begun");
-    rig.side.hung_up();
     let mut out = Vec::new();
+    rig.side.hung_up(&mut out);
+    assert_eq!(
+        out,
+        [Effect::Post(ReactorSet::first(1), ProtocolPost::HungUp)]
+    );
+    out.clear();
     rig.side.ask_again(&mut out);
     assert!(matches!(
         out[..],
@@ -317,7 +323,7 @@ fn a_device_is_settled_when_every_reactor_says_so() {
 #[test]
 fn kept_messages_are_bounded_without_an_owner() {
     let mut r = Rig::new(2, 4);
-    r.side.hung_up();
+    r.side.hung_up(&mut Vec::new());
     for extent in 0..MAX_FAULTS as u64 {
         assert_eq!(r.miss(0, extent, true), asked(extent, true));
     }

@@ -220,6 +220,7 @@ impl Engine {
                     volume: command.volume,
                     extent: 0,
                     write,
+                    whole: false,
                 }));
                 Stage::Parked(Parked {
                     volume: command.volume,
@@ -353,7 +354,10 @@ impl Engine {
             ProtocolPost::ReleaseFailed(io, _) | ProtocolPost::ReleaseAbandoned(io, _) => {
                 around.stages[io as usize] = Stage::Failed
             }
-            ProtocolPost::Job(..) | ProtocolPost::Committed(_) | ProtocolPost::CommitFailed(..) => {
+            ProtocolPost::Job(..)
+            | ProtocolPost::HungUp
+            | ProtocolPost::Committed(_)
+            | ProtocolPost::CommitFailed(..) => {
                 *around.wrong = Some("a post that this model never asks for");
             }
         }

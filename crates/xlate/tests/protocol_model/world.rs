@@ -287,7 +287,8 @@ impl World {
         self.to_engine.clear();
         self.to_owner.clear();
         self.talking = true;
-        engine.side.hung_up();
+        // It concerns overwrites, which this model does not make.
+        engine.side.hung_up(&mut Vec::new());
         let mut again = Vec::new();
         engine.side.ask_again(&mut again);
         let held: Vec<_> = engine.side.held().collect();

@@ -147,7 +147,10 @@ impl Session {
             Held::Revoke(number) => self.inherited_revokes.borrow_mut().push(*number),
             Held::Job(number, work) => {
                 // Other jobs don't change extents.
-                if let Job::ZeroFill { device, .. } | Job::Copy { to: device, .. } = work {
+                if let Job::ZeroFill { device, .. }
+                | Job::Copy { to: device, .. }
+                | Job::Overwrite { to: device, .. } = work
+                {
                     self.inherited_jobs.borrow_mut().push((*number, *device));
                 }
             }

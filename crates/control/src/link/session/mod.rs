@@ -416,6 +416,7 @@ impl Session {
             Job::Flush { .. } => "a flush",
             Job::ZeroFill { .. } => "zero-filling",
             Job::Copy { .. } => "a copy",
+            Job::Overwrite { .. } => "a write of a whole extent",
             Job::Settle { .. } => "the end of a device's requests",
         };
         self.ask(AskKind::Job, what, Vec::new(), |job| ToEngine::Job {

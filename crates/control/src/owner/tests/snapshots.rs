@@ -127,6 +127,17 @@ fn snapshot_under_write() {
             assert_eq!(life.fake.read(s, extent).await, was);
         }
         assert_eq!(life.mapped(a), 60);
+        // A write of a whole extent needs no copy.
+        life.snapshot(a, "t").await;
+        let jobs = life.fake.jobs.len();
+        for extent in 0..5 {
+            let new = life.fake.ask_whole(a, extent);
+            life.fake.answer_to(a, extent, true).await.unwrap();
+            assert_eq!(life.fake.read(a, extent).await, Some(new));
+            assert_eq!(life.fake.read(s, extent).await, Some(old[extent as usize]));
+        }
+        let is_copy = |job: &Job| matches!(job, Job::Copy { .. });
+        assert!(!life.fake.jobs[jobs..].iter().any(is_copy));
         let refused = life.fake.fault(s, 3, true).await;
         assert_eq!(refused, Err(FaultFailure::Internal), "a snapshot stays");
         life.check().await;
@@ -392,14 +403,15 @@ enum Death {
 #[test]
 fn copy_job_dies_at_each_point() {
     use Death::*;
-    for death in [
+    let deaths = [
         DaemonInJob,
         DaemonBeforeEnd,
         DaemonAfterJob,
         EngineInJob,
         Both,
         Error,
-    ] {
+    ];
+    for (death, whole) in deaths.iter().flat_map(|d| [(*d, false), (*d, true)]) {
         run(async move {
             let place = Place::new();
             let mut life = Life::first(&place, Begin::default()).await;
@@ -408,12 +420,22 @@ fn copy_job_dies_at_each_point() {
             let s = life.snapshot(a, "s").await;
             life.fake.put(a, 1).await;
             life.fake.answer_jobs = false;
-            life.fake.ask_fault(a, 0, true);
+            let written = match whole {
+                true => life.fake.ask_whole(a, 0),
+                false => {
+                    life.fake.ask_fault(a, 0, true);
+                    old
+                }
+            };
             let copy = |m: &ToEngine| match m {
                 ToEngine::Job {
                     work: Job::Copy { to, target, .. },
                     ..
-                } => Some((to.0, target.0)),
+                } if !whole => Some((to.0, target.0)),
+                ToEngine::Job {
+                    work: Job::Overwrite { to, target, .. },
+                    ..
+                } if whole => Some((to.0, target.0)),
                 _ => None,
             };
             let target = life.fake.until(copy).await;
@@ -437,7 +459,7 @@ fn copy_job_dies_at_each_point() {
                 }
                 DaemonAfterJob => {
                     let end = life.fake.open_jobs.pop_front().unwrap();
-                    life.fake.contents.insert(target, old);
+                    life.fake.contents.insert(target, written);
                     life.fake.say(&FromEngine::JobDone {
                         job: end.0,
                         errno: None,

@@ -86,7 +86,10 @@ fn freed_extents_are_zeroed_flushed_and_only_then_clean() {
             jobs.iter()
                 .map(|job| match job {
                     Job::ZeroFill { extents, .. } => extents.count,
-                    Job::Flush { .. } | Job::Copy { .. } | Job::Settle { .. } => 0,
+                    Job::Flush { .. }
+                    | Job::Copy { .. }
+                    | Job::Overwrite { .. }
+                    | Job::Settle { .. } => 0,
                 })
                 .sum::<u64>()
         };

@@ -61,7 +61,7 @@ fn fill(path: &std::path::Path, first: u64, count: u64) -> Vec<u8> {
     bytes
 }
 
-fn content(path: &std::path::Path, first: u64, count: u64) -> Vec<u8> {
+pub(super) fn content(path: &std::path::Path, first: u64, count: u64) -> Vec<u8> {
     use std::os::unix::fs::FileExt as _;
     let mut bytes = vec![0; (count * EXTENT) as usize];
     let file = std::fs::File::open(path).unwrap();

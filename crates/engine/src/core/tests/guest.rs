@@ -94,7 +94,7 @@ fn compare(offset_bytes: u64, len_bytes: u32) -> IoOp {
 }
 
 impl Bench {
-    fn start_of(&mut self, m: &mut Vm, op: IoOp, pieces: &[(u64, u32)]) -> u16 {
+    pub(super) fn start_of(&mut self, m: &mut Vm, op: IoOp, pieces: &[(u64, u32)]) -> u16 {
         self.core.begin_turn();
         self.start_in_turn(m, op, pieces)
     }
@@ -123,7 +123,7 @@ impl Bench {
         slot
     }
 
-    fn end_of_vm(&mut self) -> (u16, Status) {
+    pub(super) fn end_of_vm(&mut self) -> (u16, Status) {
         for _ in crate::patience::patiently() {
             if let Some(done) = self.core.next_ended(FrontendIndex(1)) {
                 assert!(done.buffer.is_none(), "nobody would give it back");

@@ -23,6 +23,7 @@ mod guest;
 mod hung;
 mod offload;
 mod orders;
+mod overwrites;
 mod parked;
 mod preallocated;
 mod recovered;
@@ -287,7 +288,7 @@ fn a_hole_reads_zeros_and_a_write_to_it_faults() {
     );
     assert!(
         b.upcall()
-            .contains("Fault { volume: VolumeId(9), extent: 0, write: false }")
+            .contains("Fault { volume: VolumeId(9), extent: 0, write: false, whole: false }")
     );
     b.nothing_ends();
     b.grant(0, 0, Rights::Hole, 10);

@@ -15,11 +15,29 @@ impl Fake {
     }
 
     pub(in super::super) fn ask_fault(&mut self, volume: VolumeId, extent: u64, write: bool) {
-        let faults = vec![FaultAsk {
+        self.ask(FaultAsk {
             volume,
             extent,
             write,
-        }];
+            whole: false,
+        });
+    }
+
+    /// For a command that writes the whole extent; returns what it writes.
+    pub(in super::super) fn ask_whole(&mut self, volume: VolumeId, extent: u64) -> u64 {
+        self.written += 1;
+        self.whole.insert((volume, extent), self.written);
+        self.ask(FaultAsk {
+            volume,
+            extent,
+            write: true,
+            whole: true,
+        });
+        self.written
+    }
+
+    fn ask(&mut self, fault: FaultAsk) {
+        let faults = vec![fault];
         self.say(&FromEngine::Faults { faults });
     }
 

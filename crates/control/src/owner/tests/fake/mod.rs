@@ -54,6 +54,8 @@ pub(super) struct Fake {
     /// What writes and copies left in device extents.
     pub(super) contents: BTreeMap<(u8, u64), u64>,
     written: u64,
+    /// What waiting commands write to whole extents.
+    whole: BTreeMap<(VolumeId, u64), u64>,
     known: Vec<DeviceConfig>,
     /// Device extents, and the place that each was granted for.
     places: BTreeMap<(u8, u64), (VolumeId, u64)>,
@@ -100,6 +102,7 @@ impl Fake {
             epochs: HashMap::new(),
             contents: BTreeMap::new(),
             written: 0,
+            whole: BTreeMap::new(),
             known: Vec::new(),
             places: BTreeMap::new(),
             open_revokes: Vec::new(),
@@ -574,6 +577,7 @@ impl Fake {
             Job::Flush { device } | Job::ZeroFill { device, .. } | Job::Settle { device } => {
                 self.hung.contains(&device.0)
             }
+            Job::Overwrite { to, .. } => self.hung.contains(&to.0),
             Job::Copy { from, to, .. } => [from, to].iter().any(|d| self.hung.contains(&d.0)),
         };
         if hangs {
@@ -590,6 +594,19 @@ impl Fake {
                 self.places.retain(|at, _| other(at));
                 self.contents.retain(|at, _| other(at));
             }
+        }
+        if let Job::Overwrite {
+            volume,
+            extent,
+            to,
+            target,
+        } = work
+        {
+            let content = self.whole.remove(&(volume, extent));
+            let content = content.filter(|_| !self.fail_copies);
+            errno = content.is_none().then_some(2);
+            let content = content.unwrap_or(u64::MAX);
+            self.contents.insert((to.0, target.0), content);
         }
         if let Job::Copy {
             from,
