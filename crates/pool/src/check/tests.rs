@@ -2,8 +2,10 @@
 
 use super::*;
 use crate::{
-    NewDevice, NewVolume, PoolSpec, open::create::create, store::MemStore,
-    volumes::faults::FaultAnswer,
+    NewDevice, NewVolume, PoolSpec,
+    open::create::create,
+    store::MemStore,
+    volumes::{PoolVolume, faults::FaultAnswer},
 };
 use forebay_xlate::types::ExtentIndex;
 use std::{collections::BTreeSet, sync::Arc};
