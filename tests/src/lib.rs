@@ -15,6 +15,7 @@ pub mod host;
 pub mod lab;
 pub mod sandbox;
 pub mod shadow;
+pub mod snapshots;
 pub mod system;
 pub mod vm;
 pub mod wait;

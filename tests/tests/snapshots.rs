@@ -1,4 +1,4 @@
-//! Snapshots and clones, while hosts write: their moment, their content, rollback and deletion.
+//! Snapshots and clones, while hosts write: their moment and their content.
 //!
 //! `FOREBAY_TEST_SEED` is the seed of commands and names; timing differs.
 
@@ -11,15 +11,14 @@ use std::thread::ScopedJoinHandle;
 use anyhow::{Context, Result, bail, ensure};
 use forebay_initiator::verify::pattern::{self, Content, SECTOR_BYTES};
 use forebay_initiator::{Error, IoOp, IoQueue, Wait, dsm_ranges};
-use forebay_tests::daemon::Daemon;
-use forebay_tests::host::{Dice, Host, is_no_space};
-use forebay_tests::lab::{BLOCK, Lab, LabOptions, MIB, MINUTE, count_from};
+use forebay_tests::host::{Dice, Host};
+use forebay_tests::lab::{BLOCK, Lab, LabOptions, MINUTE, count_from};
+use forebay_tests::snapshots::{
+    BLOCKS, EXTENT_BLOCKS, SIZE, content, delete, ensure_same, export, host, read_all, refused,
+    snapshot, wait_all_space_free, write,
+};
 use forebay_tests::wait;
-use serde_json::Value;
 
-const SIZE: u64 = 8 * MIB;
-const BLOCKS: usize = (SIZE / BLOCK as u64) as usize;
-const EXTENT_BLOCKS: u64 = 16;
 const DEPTH: usize = 16;
 /// Seed of the writer's pattern, and of the clones' own writes.
 const WRITER: u64 = 0xa;
@@ -32,92 +31,6 @@ fn seed() -> u64 {
     let seed = count_from("FOREBAY_TEST_SEED", 29);
     println!("FOREBAY_TEST_SEED={seed}");
     seed
-}
-
-fn refused(daemon: &Daemon, args: &[&str], says: &[&str]) -> Result<String> {
-    let output = daemon.cli_command(args).output()?;
-    let text = String::from_utf8_lossy(&output.stderr).into_owned();
-    ensure!(!output.status.success(), "{args:?} was not refused");
-    for part in says {
-        ensure!(text.contains(part), "{args:?}: '{part}' is not in: {text}");
-    }
-    Ok(text)
-}
-
-fn done(daemon: &Daemon, args: &[&str]) -> Result<String> {
-    let said = daemon.cli(args)?;
-    Ok(said["done"].as_str().context("no `done`")?.to_owned())
-}
-
-fn snapshot(daemon: &Daemon, name: &str) -> Result<()> {
-    daemon.cli(&["volume", "snapshot", name]).map(|_| ())
-}
-
-fn export(daemon: &Daemon, name: &str) -> Result<Value> {
-    daemon.cli(&["export", "create", name, "--any-host"])
-}
-
-/// Deletes a volume or snapshot with its export.
-fn delete(daemon: &Daemon, name: &str) -> Result<()> {
-    daemon.cli(&["export", "delete", name, "--disconnect-hosts"])?;
-    daemon.cli(&["volume", "delete", name]).map(|_| ())
-}
-
-fn wait_all_space_free(daemon: &Daemon) -> Result<()> {
-    wait::until("free space", MINUTE, || {
-        let pool = daemon.cli(&["pool", "show"])?;
-        let is_free = pool["used_bytes"] == 0 && pool["clean_bytes"] == pool["capacity_bytes"];
-        Ok(is_free.then_some(()))
-    })
-}
-
-fn host(address: SocketAddr, name: &str) -> Host {
-    Host::new(address, name, SIZE, BLOCK, 0)
-}
-
-fn read(queue: &mut IoQueue, lba: u64, blocks: u32) -> Result<Vec<u8>> {
-    let buffer = vec![0; blocks as usize * BLOCK as usize];
-    Ok(queue.execute(&IoOp::Read { lba, blocks }, buffer, MINUTE)?)
-}
-
-fn write(queue: &mut IoQueue, lba: u64, data: Vec<u8>) -> Result<()> {
-    let blocks = data.len() as u32 / BLOCK;
-    let op = IoOp::Write {
-        lba,
-        blocks,
-        fua: false,
-    };
-    queue.execute(&op, data, MINUTE)?;
-    Ok(())
-}
-
-fn read_all(queue: &mut IoQueue) -> Result<Vec<u8>> {
-    let mut all = Vec::new();
-    for lba in (0..BLOCKS as u64).step_by(32) {
-        all.append(&mut read(queue, lba, 32)?);
-    }
-    Ok(all)
-}
-
-/// The content of an exported volume, snapshot or clone.
-fn content(address: SocketAddr, name: &str) -> Result<Vec<u8>> {
-    let (_session, mut queue) = host(address, name).connect_soon()?;
-    read_all(&mut queue).with_context(|| format!("reading {name}"))
-}
-
-fn ensure_same(what: &str, found: &[u8], wanted: &[u8]) -> Result<()> {
-    let block = BLOCK as usize;
-    let mut pairs = found.chunks(block).zip(wanted.chunks(block));
-    if let Some(at) = pairs.position(|(found, wanted)| found != wanted) {
-        let at = at * block..at * block + SECTOR_BYTES;
-        let (found, wanted) = (
-            pattern::read(&found[at.clone()]),
-            pattern::read(&wanted[at.clone()]),
-        );
-        bail!("{what}, byte {}: {found} instead of {wanted}", at.start);
-    }
-    ensure!(found.len() == wanted.len(), "{what}: other length");
-    Ok(())
 }
 
 /// Each block's number; 0: never written.
@@ -493,144 +406,4 @@ fn snapshot_group_is_one_moment() -> Result<()> {
     refused(&lab.daemon, &group, &["already has", "b@taken"])?;
     refused(&lab.daemon, &["volume", "show", "t/a@taken"], &["a@taken"])?;
     lab.daemon.pool_check()
-}
-
-#[test]
-fn rollback_and_deletion() -> Result<()> {
-    seed();
-    let mut lab = Lab::new(&LabOptions::volumes(2, SIZE))?;
-    let address = lab.address;
-    lab.hosts[0].fill()?;
-    for name in ["t/a@one", "t/a@two"] {
-        snapshot(&lab.daemon, name)?;
-        export(&lab.daemon, name)?;
-        lab.hosts[0].load(|commands| commands < 200)?;
-    }
-    snapshot(&lab.daemon, "t/b@one")?;
-    let (one, two) = (content(address, "t/a@one")?, content(address, "t/a@two")?);
-    ensure!(one != two && content(address, "t/a")? != two);
-
-    let daemon = &lab.daemon;
-    let to_one = ["volume", "rollback", "t/a@one"];
-    {
-        let (_session, mut queue) = host(address, "t/a").connect_soon()?;
-        let before = read_all(&mut queue)?;
-        refused(daemon, &to_one, &["t/a", "connected", "--while-connected"])?;
-        ensure_same("t/a", &read_all(&mut queue)?, &before)?;
-        daemon.cli(&["volume", "rollback", "t/a@one", "--while-connected"])?;
-        ensure_same("t/a", &read_all(&mut queue)?, &one)?;
-        let written = vec![9; BLOCK as usize];
-        write(&mut queue, 5, written.clone())?;
-        ensure!(read(&mut queue, 5, 1)? == written);
-    }
-    // The daemon needs a moment to see that the host is gone.
-    wait::until("a rollback", MINUTE, || {
-        let output = daemon
-            .cli_command(&["volume", "rollback", "t/a@two"])
-            .output()?;
-        let text = String::from_utf8_lossy(&output.stderr);
-        let done = output.status.success();
-        ensure!(done || text.contains("--while-connected"), "{text}");
-        Ok(done.then_some(()))
-    })?;
-    for (name, wanted) in [("t/a", &two), ("t/a@one", &one), ("t/a@two", &two)] {
-        ensure_same(name, &content(address, name)?, wanted)?;
-    }
-    refused(
-        daemon,
-        &["volume", "snapshot", "t/a@one"],
-        &["already has", "a@one"],
-    )?;
-    refused(
-        daemon,
-        &["volume", "delete", "t/a@one"],
-        &["t/a@one is exported", "forebay export delete t/a@one"],
-    )?;
-    refused(
-        daemon,
-        &["volume", "delete", "t/a"],
-        &["t/a is exported", "forebay export delete t/a"],
-    )?;
-
-    daemon.cli(&["tenant", "create", "u"])?;
-    let cloned = daemon.cli(&["volume", "clone", "t/a@one", "u/c"])?;
-    ensure!(cloned["tenant"] == "u" && cloned["snapshot"].is_null());
-    export(daemon, "u/c")?;
-    daemon.cli(&["export", "delete", "t/a"])?;
-    let said = done(daemon, &["volume", "delete", "t/a"])?;
-    ensure!(
-        said.contains("t/a@one") && said.contains("t/a@two") && said.contains("stay"),
-        "{said}"
-    );
-    refused(daemon, &to_one, &["has no volume"])?;
-    refused(daemon, &["tenant", "delete", "t"], &["snapshots"])?;
-    daemon.cli(&["export", "delete", "t/a@one"])?;
-    let said = done(daemon, &["volume", "delete", "t/a@one"])?;
-    ensure!(
-        said.contains("t/a@one") && said.contains("stays in use"),
-        "{said}"
-    );
-    for (name, wanted) in [("u/c", &one), ("t/a@two", &two)] {
-        ensure_same(name, &content(address, name)?, wanted)?;
-    }
-    daemon.cli(&["volume", "delete", "t/b@one"])?;
-    for name in ["t/b", "t/a@two", "u/c"] {
-        delete(daemon, name)?;
-    }
-    wait_all_space_free(daemon)?;
-    daemon.cli(&["tenant", "delete", "t"])?;
-    daemon.pool_check()
-}
-
-/// The number of MiB after some words.
-fn mib_after(text: &str, words: &str) -> Result<f64> {
-    let (_, rest) = text
-        .split_once(words)
-        .with_context(|| format!("no '{words}' in: {text}"))?;
-    let (number, _) = rest
-        .split_once(" MiB")
-        .with_context(|| format!("no MiB: {text}"))?;
-    Ok(number.trim().parse()?)
-}
-
-#[test]
-fn a_small_pool_refuses_snapshots_and_copies() -> Result<()> {
-    let mut lab = Lab::new(&LabOptions {
-        devices: vec!["ram:FOLDER/small?size=64M".into()],
-        ..LabOptions::volumes(1, 32 * MIB)
-    })?;
-    let reserve = |size| lab.daemon.cli(&["volume", "set", "t/a", "--reserve", size]);
-    let take = ["volume", "snapshot", "t/a@s"];
-    reserve("full")?;
-    lab.hosts[0].fill()?;
-    let text = refused(&lab.daemon, &take, &["forebay volume set --reserve"])?;
-    let needed = mib_after(&text, "need")?;
-    let promised = mib_after(&text, "can promise")?;
-    ensure!(needed > promised && promised > 0.0, "{text}");
-
-    reserve("0")?;
-    lab.daemon.cli(&take)?;
-    export(&lab.daemon, "t/a@s")?;
-    let taken = content(lab.address, "t/a@s")?;
-    let (_session, mut queue) = lab.hosts[0].connect_soon()?;
-    let mut extents = (0..lab.hosts[0].shadow.blocks()).step_by(EXTENT_BLOCKS as usize);
-    let full = extents.find(|lba| {
-        let written = lab.hosts[0].write_with(&mut queue, lba + 1, 1);
-        written.is_err()
-    });
-    let full = full.context("a copy needs no space")? + 1;
-    let written = lab.hosts[0].write_with(&mut queue, full, 1);
-    ensure!(is_no_space(&written), "{written:?}");
-    // Reads continue, and writes to what is copied already.
-    lab.hosts[0].check()?;
-    lab.hosts[0].write_with(&mut queue, 2, 1)?;
-    ensure_same("t/a@s", &content(lab.address, "t/a@s")?, &taken)?;
-    delete(&lab.daemon, "t/a@s")?;
-    wait::until("space for writes", MINUTE, || {
-        let written = lab.hosts[0].write_with(&mut queue, full, 1);
-        ensure!(written.is_ok() || is_no_space(&written), "{written:?}");
-        Ok(written.is_ok().then_some(()))
-    })?;
-    lab.hosts[0].fill()?;
-    lab.finish()
 }
