@@ -625,3 +625,24 @@ fn a_deletion_is_durable_before_its_extents_are_written() {
     settle(&mut pool, &catalog);
     assert!(!shared(&mut pool));
 }
+
+#[test]
+fn a_deallocation_hides_only_what_is_seen() {
+    let (_power, mut pool, catalog) = new_pool(64);
+    let v = volume(&mut pool, "v", 20);
+    write(&mut pool, &catalog, v, &[0, 1, 2]);
+    let mut release = |name: &str, count| {
+        snapshot(&mut pool, v, name);
+        commit(&mut pool, &catalog);
+        let released = pool.release(v, ExtentIndex(0), count, &DRAINED).unwrap();
+        let hidden = released.hidden;
+        commit(&mut pool, &catalog);
+        hidden
+    };
+    assert_eq!(release("a", 2), 2);
+    assert_eq!(release("b", 2), 0, "a layer hides them");
+    assert_eq!(release("c", 20), 1);
+    assert_eq!(map_of(&mut pool, v), Map::new());
+    settle(&mut pool, &catalog);
+    assert_eq!(map_of(&mut pool, v), Map::new());
+}

@@ -137,7 +137,11 @@ impl Layers {
         if let Some(run) = volume.map.run_at(logical, limit) {
             return Place::Own(run);
         }
-        let mut limit = volume.map.hole_at(logical, limit);
+        self.place_below(volume, logical, volume.map.hole_at(logical, limit))
+    }
+
+    /// As above, without the volume's own map.
+    fn place_below(&self, volume: &PoolVolume, logical: u64, mut limit: u64) -> Place {
         let mut hidden = &volume.hidden;
         for layer in self.below(volume) {
             let (is_hidden, count) = hidden.run_at(logical, limit);
@@ -194,14 +198,20 @@ impl Layers {
         (ranges, (at < end).then_some(at))
     }
 
-    /// The extents of a range that layers map and the volume does not hide.
+    /// The extents of a range that the volume sees in layers.
     fn to_hide(&self, volume: &PoolVolume, first: u64, count: u64) -> BTreeSet<u64> {
-        let mapped = self.below(volume).flat_map(|layer| {
-            let mappings = layer.map.within(first, count).into_iter();
-            mappings.flat_map(|mapping| mapping.logical..mapping.logical + mapping.run.count)
-        });
-        let shown = mapped.filter(|logical| !volume.hidden.contains(*logical));
-        shown.collect()
+        let (mut at, end) = (first, first + count);
+        let mut shown = BTreeSet::new();
+        while at < end {
+            match self.place_below(volume, at, end - at) {
+                Place::Zeros(zeros) => at += zeros,
+                Place::Own(run) | Place::Shared(run) => {
+                    shown.extend(at..at + run.count);
+                    at += run.count;
+                }
+            }
+        }
+        shown
     }
 
     /// Refuses one more layer below a volume that has very many.
@@ -265,7 +275,7 @@ impl Layers {
 }
 
 impl Volumes {
-    /// Hides the extents of a range that layers map; returns how many.
+    /// Hides the extents of a range that the volume sees in layers; returns how many.
     pub(crate) fn hide_shared(
         &mut self,
         journal: &mut Journal,
