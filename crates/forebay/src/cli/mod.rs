@@ -213,7 +213,7 @@ pub(crate) enum VolumeCommand {
         #[arg(long, value_name = "SIZE|full", value_parser = Reserve::parse)]
         reserve: Option<Reserve>,
     },
-    /// List volumes and snapshots
+    /// List volumes and snapshots; MAPPED counts writes since the latest snapshot
     List {
         /// Only this tenant's
         #[arg(add = names::tenants())]
