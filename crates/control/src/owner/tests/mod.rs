@@ -5,6 +5,7 @@
 
 mod budgets;
 mod calibration;
+mod contents;
 mod fake;
 mod handing_over;
 mod hang;

@@ -84,7 +84,7 @@ impl Fake {
     }
 
     /// First write to a preallocated extent; returns its writable word.
-    fn claim(&mut self, volume: VolumeId, extent: u64) -> Option<Word> {
+    pub(in super::super) fn claim(&mut self, volume: VolumeId, extent: u64) -> Option<Word> {
         let epoch = self.epoch(volume);
         let word = self.grants.get_mut(&(volume, extent))?;
         if word.as_of(epoch).is_preallocated() {

@@ -298,8 +298,13 @@ impl Fake {
                 self.epochs.insert(volume.volume, volume.epoch);
                 self.done(*request);
             }
-            ToEngine::RemoveVolume { request, .. }
-            | ToEngine::SetExport { request, .. }
+            ToEngine::RemoveVolume { request, volume } if self.answer_requests => {
+                let held = self.grants.keys().find(|(v, _)| v == volume);
+                assert_eq!(held, None, "{volume} is removed with a grant");
+                self.epochs.remove(volume);
+                self.done(*request);
+            }
+            ToEngine::SetExport { request, .. }
             | ToEngine::RemoveExport { request, .. }
             | ToEngine::SetListener { request, .. }
             | ToEngine::SetPort { request, .. }
@@ -508,6 +513,10 @@ impl Fake {
     /// Writes something new, and returns it.
     pub(super) async fn put(&mut self, volume: VolumeId, extent: u64) -> u64 {
         let word = self.write(volume, extent).await;
+        self.put_at(word)
+    }
+
+    pub(super) fn put_at(&mut self, word: Word) -> u64 {
         self.written += 1;
         let at = (word.device().0, word.extent().0);
         self.contents.insert(at, self.written);
