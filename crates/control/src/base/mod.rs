@@ -40,6 +40,8 @@ pub(crate) struct Limits {
     pub(crate) request: Duration,
     /// A revoke, until nothing uses the range, including deaths of engines.
     pub(crate) revoke: Duration,
+    /// The freeze of volumes for a snapshot, below the engine's limit for commands that wait for it.
+    pub(crate) freeze: Duration,
     /// The end of requests in flight at a device where a revoke did not drain; then it counts as
     /// hanging.
     pub(crate) settle: Duration,
@@ -66,6 +68,7 @@ impl Default for Limits {
         Self {
             request: Duration::from_secs(10),
             revoke: Duration::from_secs(30),
+            freeze: Duration::from_secs(5),
             settle: Duration::from_secs(2),
             job: Duration::from_secs(60),
             zero_fill: Duration::from_secs(15),

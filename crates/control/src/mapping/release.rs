@@ -113,12 +113,9 @@ impl Releaser {
     }
 
     pub(crate) async fn give_up_volume(&self, volume: VolumeId) -> Result<(), ReleaseError> {
-        let held = self.revoker.locks.hold_volume(volume).await;
-        let held = &held;
-        let undrained = self
-            .revoker
-            .revoke_for(held, None, self.base.limits.revoke)
-            .await?;
+        let limit = self.base.limits.revoke;
+        let held = &self.revoker.hold_volume(volume, limit).await?;
+        let undrained = self.revoker.revoke_for(held, None, limit).await?;
         let released = self
             .base
             .core

@@ -14,7 +14,7 @@ use forebay_xlate::boundary::message::ToEngine;
 use forebay_xlate::owner_side::OutOfOrder;
 use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId};
 use futures_util::future::join_all;
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::base::waits::Wait;
 use crate::base::{Base, count};
@@ -158,6 +158,34 @@ impl Revoker {
             preallocated: Default::default(),
             evicting: Default::default(),
         })
+    }
+
+    /// Holds a whole volume within a limit. A copy that was given up may go on at its devices.
+    pub(crate) async fn hold_volume(
+        &self,
+        volume: VolumeId,
+        limit: Duration,
+    ) -> Result<LockGuard<'_>, AskError> {
+        match timeout(limit, self.locks.hold_volume(volume)).await {
+            Ok(held) => Ok(held),
+            Err(_) => {
+                self.refuse_copying(volume)?;
+                Err(AskError::TimedOut(limit, "other changes of the volume"))
+            }
+        }
+    }
+
+    fn refuse_copying(&self, volume: VolumeId) -> Result<(), AskError> {
+        let devices = {
+            let pool = &mut self.base.core.borrow_mut().pool;
+            pool.snapshots().copying_on(volume)
+        };
+        if devices.is_empty() {
+            return Ok(());
+        }
+        let specs = devices.into_iter().map(|device| self.base.spec_of(device));
+        let specs = specs.collect::<Vec<_>>();
+        Err(AskError::Copying(specs.join(" and ")))
     }
 
     /// A device that hangs is an error: for callers that change nothing on failure.

@@ -7,7 +7,6 @@
 
 use std::collections::BTreeSet;
 use std::rc::Rc;
-use std::time::Duration;
 
 use forebay_pool::{NewSnapshot, PoolError};
 use forebay_xlate::boundary::message::ToEngine;
@@ -25,8 +24,6 @@ use crate::mapping::locks::LockGuard;
 use crate::mapping::release::ReleaseError;
 use crate::mapping::revoke::Revoker;
 
-/// The limit of a freeze, below the engine's limit for commands that wait for it.
-const FREEZE_LIMIT: Duration = Duration::from_secs(5);
 /// Extents whose words are cleared at once before the epochs repeat.
 const CLEAR_EXTENTS: u64 = 1 << 16;
 
@@ -86,7 +83,8 @@ impl Snapshots {
         let mut held = Vec::new();
         for volume in &volumes {
             // Writes to those already held wait meanwhile.
-            held.push(self.hold(*volume, FREEZE_LIMIT).await?);
+            let limit = self.base.limits.freeze;
+            held.push(self.revoker.hold_volume(*volume, limit).await?);
         }
         let result = self.take_held(new, &volumes, &held).await;
         self.base
@@ -97,11 +95,6 @@ impl Snapshots {
             self.thaw(&volumes).await;
         }
         result
-    }
-
-    async fn hold(&self, volume: VolumeId, limit: Duration) -> Result<LockGuard<'_>, AskError> {
-        let hold = timeout(limit, self.revoker.locks.hold_volume(volume)).await;
-        hold.map_err(|_| AskError::TimedOut(limit, "other changes of the volume"))
     }
 
     async fn take_held(
@@ -115,7 +108,8 @@ impl Snapshots {
             let epoch = core.pool.volume(*volume)?.next_epoch();
             self.base.frozen.borrow_mut().insert(*volume, epoch);
         }
-        let deadline = Instant::now() + FREEZE_LIMIT;
+        let limit = self.base.limits.freeze;
+        let deadline = Instant::now() + limit;
         let freezes = held.iter().map(|held| self.freeze(held, deadline));
         // After a failure too, each one abandons what the engine still waits for.
         for frozen in join_all(freezes).await {
@@ -123,7 +117,7 @@ impl Snapshots {
         }
         timeout_at(deadline, self.sync(volumes))
             .await
-            .map_err(|_| AskError::TimedOut(FREEZE_LIMIT, "a flush for a snapshot"))??;
+            .map_err(|_| AskError::TimedOut(limit, "a flush for a snapshot"))??;
         for held in held {
             let protocol = &self.revoker.locks.protocol;
             protocol
@@ -151,7 +145,8 @@ impl Snapshots {
     /// Ends the writes in flight of a held volume.
     async fn freeze(&self, held: &LockGuard<'_>, deadline: Instant) -> Result<(), AskError> {
         let protocol = &self.revoker.locks.protocol;
-        let too_late = || AskError::TimedOut(FREEZE_LIMIT, "the end of writes for a snapshot");
+        let limit = self.base.limits.freeze;
+        let too_late = || AskError::TimedOut(limit, "the end of writes for a snapshot");
         loop {
             let session = timeout_at(deadline, self.link.wait_session());
             let session = session.await.map_err(|_| too_late())?;
@@ -263,10 +258,12 @@ impl Snapshots {
         };
         for first in (0..extents).step_by(CLEAR_EXTENTS as usize) {
             let range = ExtentRange::new(first, CLEAR_EXTENTS.min(extents - first));
-            let held = self.revoker.locks.hold(volume, range).await;
+            let limit = self.base.limits.revoke;
+            let held = timeout(limit, self.revoker.locks.hold(volume, range)).await;
+            let busy = AskError::TimedOut(limit, "other changes of the volume");
+            let held = held.map_err(|_| busy)?;
             // Mappings that are not durable must stay listed.
             self.sync(&BTreeSet::from([volume])).await?;
-            let limit = self.base.limits.revoke;
             let revoke = self.revoker.revoke_listed_or_not(&held, None, limit);
             if !revoke.await?.is_empty() {
                 return Err(AskError::TimedOut(limit, "a revoke").into());
@@ -289,7 +286,7 @@ impl Snapshots {
             .snapshots()
             .check_roll_back(volume, snapshot)?;
         let limit = self.base.limits.revoke;
-        let held = self.hold(volume, limit).await?;
+        let held = self.revoker.hold_volume(volume, limit).await?;
         let undrained = self.revoker.revoke_for(&held, None, limit).await?;
         let released = {
             let pool = &mut self.base.core.borrow_mut().pool;

@@ -376,6 +376,22 @@ impl Snapshots<'_> {
         Ok(())
     }
 
+    /// The devices of copies for the volume that have not ended.
+    pub fn copying_on(&self, volume: VolumeId) -> BTreeSet<DeviceIndex> {
+        let volumes = &self.pool.volumes;
+        let Ok(target) = volumes.get(volume) else {
+            return BTreeSet::new();
+        };
+        let mut devices = BTreeSet::new();
+        for (logical, copy) in &target.copying {
+            devices.insert(copy.device);
+            if let Place::Shared(source) = volumes.layers.place(target, *logical, 1) {
+                devices.insert(source.device);
+            }
+        }
+        devices
+    }
+
     /// Frees extents that are still unneeded: dirty once the open batch is durable. Requests to
     /// their devices from before must have ended, as for a merge.
     pub fn free_unneeded(&mut self, unneeded: &Unneeded) -> Result<Released> {

@@ -49,6 +49,9 @@ pub(crate) enum AskError {
     TimedOut(Duration, &'static str),
     #[error("the engine refused: {0}")]
     Refused(String),
+    /// With the devices' specifications.
+    #[error("the copy of an extent at {0} has not ended")]
+    Copying(String),
     #[error("{}", io::Error::from_raw_os_error(*.0))]
     Errno(i32),
 }

@@ -18,6 +18,7 @@ mod protocol;
 mod reserve;
 mod seen;
 mod snapshots;
+mod snapshots_in_use;
 mod space;
 mod taking_over;
 
@@ -116,6 +117,7 @@ impl Default for Begin {
             limits: Limits {
                 request: Duration::from_secs(5),
                 revoke: Duration::from_secs(5),
+                freeze: Duration::from_secs(5),
                 settle: Duration::from_millis(300),
                 job: Duration::from_secs(5),
                 zero_fill: Duration::from_secs(2),

@@ -10,7 +10,7 @@ use crate::mapping::snapshot::SnapshotError;
 const BYTES: u64 = 16 << 20;
 
 impl Life {
-    async fn try_snapshot(
+    pub(super) async fn try_snapshot(
         &mut self,
         volumes: &[VolumeId],
         name: &str,
@@ -23,14 +23,14 @@ impl Life {
         self.with_engine(owner.pool_owner.snapshot(new)).await
     }
 
-    async fn snapshot(&mut self, volume: VolumeId, name: &str) -> VolumeId {
+    pub(super) async fn snapshot(&mut self, volume: VolumeId, name: &str) -> VolumeId {
         let taken = self.try_snapshot(&[volume], name).await.unwrap()[0];
         self.tell(taken).await;
         taken
     }
 
     /// The engine serves a snapshot or clone from now on.
-    async fn tell(&mut self, volume: VolumeId) {
+    pub(super) async fn tell(&mut self, volume: VolumeId) {
         let owner = self.owner.clone();
         let tell = async {
             let session = owner.link.wait_session().await;
@@ -88,7 +88,7 @@ impl Life {
         self.with_engine(merged).await;
     }
 
-    async fn check(&mut self) {
+    pub(super) async fn check(&mut self) {
         let report = self.owner.base.core.borrow_mut().pool.check().unwrap();
         assert_eq!(report.problems, []);
     }

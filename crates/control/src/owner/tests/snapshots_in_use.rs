@@ -1,0 +1,70 @@
+//! Tests of snapshots, rollback and deletion while hosts connect and copies hang.
+
+use forebay_xlate::boundary::message::{Job, ToEngine};
+
+use super::*;
+
+const BYTES: u64 = 16 << 20;
+const HUNG: u8 = 1;
+
+fn is_copy(message: &ToEngine) -> Option<()> {
+    let work = match message {
+        ToEngine::Job { work, .. } => work,
+        _ => return None,
+    };
+    matches!(work, Job::Copy { .. }).then_some(())
+}
+
+impl Life {
+    /// A write to a shared extent whose copy the engine does not end. Returns the extent.
+    async fn copy_on_hung(&mut self, volume: VolumeId) -> u64 {
+        let mut on_hung = None;
+        for extent in 0..64 {
+            self.fake.put(volume, extent).await;
+            let word = self.fake.effective(volume, extent).unwrap();
+            if word.device().0 == HUNG {
+                on_hung = Some(extent);
+            }
+        }
+        let extent = on_hung.expect("it lies on both");
+        self.snapshot(volume, "s").await;
+        self.fake.answer_jobs = false;
+        self.fake.ask_fault(volume, extent, true);
+        self.fake.until(is_copy).await;
+        extent
+    }
+
+    fn names_hung(&self, error: &str) {
+        assert!(error.contains("pool1.img has not ended"), "{error}");
+    }
+}
+
+fn begin(job: u64, others: u64) -> Begin {
+    let mut begin = Begin::default();
+    begin.limits.job = Duration::from_millis(job);
+    begin.limits.revoke = Duration::from_millis(others);
+    begin.limits.freeze = Duration::from_millis(others);
+    begin
+}
+
+#[test]
+fn a_running_copy_delays_a_deletion_and_a_snapshot_only_for_their_limits() {
+    run(async {
+        let place = Place::with_devices(2);
+        let mut life = Life::first(&place, begin(60_000, 500)).await;
+        let a = life.volume("a", BYTES).await;
+        let extent = life.copy_on_hung(a).await;
+        let owner = life.owner.clone();
+        let deleted = owner.volumes.volume_delete("t".into(), "a".into());
+        let error = life.with_engine(deleted).await.unwrap_err();
+        life.names_hung(&error.message);
+        // Only the copy's job is not answered.
+        life.fake.answer_jobs = true;
+        let taken = life.try_snapshot(&[a], "later").await;
+        life.names_hung(&taken.unwrap_err().to_string());
+        life.fake.answer_all_jobs();
+        life.fake.answer_to(a, extent, true).await.unwrap();
+        life.snapshot(a, "later").await;
+        life.check().await;
+    });
+}
