@@ -175,6 +175,17 @@ impl Revoker {
         }
     }
 
+    /// As above, but refuses while such a copy goes on.
+    pub(crate) async fn hold_without_copies(
+        &self,
+        volume: VolumeId,
+        limit: Duration,
+    ) -> Result<LockGuard<'_>, AskError> {
+        let held = self.hold_volume(volume, limit).await?;
+        self.refuse_copying(volume)?;
+        Ok(held)
+    }
+
     fn refuse_copying(&self, volume: VolumeId) -> Result<(), AskError> {
         let devices = {
             let pool = &mut self.base.core.borrow_mut().pool;

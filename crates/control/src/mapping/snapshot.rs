@@ -84,7 +84,7 @@ impl Snapshots {
         for volume in &volumes {
             // Writes to those already held wait meanwhile.
             let limit = self.base.limits.freeze;
-            held.push(self.revoker.hold_volume(*volume, limit).await?);
+            held.push(self.revoker.hold_without_copies(*volume, limit).await?);
         }
         let result = self.take_held(new, &volumes, &held).await;
         self.base
@@ -286,7 +286,7 @@ impl Snapshots {
             .snapshots()
             .check_roll_back(volume, snapshot)?;
         let limit = self.base.limits.revoke;
-        let held = self.revoker.hold_volume(volume, limit).await?;
+        let held = self.revoker.hold_without_copies(volume, limit).await?;
         let undrained = self.revoker.revoke_for(&held, None, limit).await?;
         let released = {
             let pool = &mut self.base.core.borrow_mut().pool;

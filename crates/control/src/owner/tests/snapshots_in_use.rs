@@ -1,8 +1,9 @@
 //! Tests of snapshots, rollback and deletion while hosts connect and copies hang.
 
-use forebay_xlate::boundary::message::{Job, ToEngine};
+use forebay_xlate::boundary::message::{FaultFailure, Job, ToEngine};
 
 use super::*;
+use crate::mapping::MapOwner;
 
 const BYTES: u64 = 16 << 20;
 const HUNG: u8 = 1;
@@ -64,6 +65,58 @@ fn a_running_copy_delays_a_deletion_and_a_snapshot_only_for_their_limits() {
         life.names_hung(&taken.unwrap_err().to_string());
         life.fake.answer_all_jobs();
         life.fake.answer_to(a, extent, true).await.unwrap();
+        life.snapshot(a, "later").await;
+        life.check().await;
+    });
+}
+
+#[test]
+fn a_copy_that_hangs_refuses_a_snapshot_before_writes_stop() {
+    run(async {
+        let place = Place::with_devices(2);
+        let mut life = Life::first(&place, begin(400, 5000)).await;
+        let a = life.volume("a", BYTES).await;
+        let extent = life.copy_on_hung(a).await;
+        let failed = life.fake.answer_to(a, extent, true).await;
+        assert_eq!(failed, Err(FaultFailure::Device));
+        life.fake.settle().await;
+        let copy = life
+            .fake
+            .open_jobs
+            .iter()
+            .position(|(_, job)| matches!(job, Job::Copy { .. }));
+        let copy = life.fake.open_jobs.remove(copy.unwrap()).unwrap();
+        life.fake.answer_jobs = true;
+        life.fake.answer_all_jobs();
+        let own = life.fake.write(a, 100).await;
+        let epoch = life.fake.epoch(a);
+        let taken = life.try_snapshot(&[a], "later").await;
+        life.names_hung(&taken.unwrap_err().to_string());
+        assert_eq!(life.fake.effective(a, 100), Some(own));
+        let owner = life.owner.clone();
+        let snapshot = owner.base.volume_id("t", "a@s").unwrap();
+        let rolled = owner.pool_owner.roll_back(a, snapshot);
+        let rolled = life.with_engine(rolled).await;
+        life.names_hung(&rolled.unwrap_err().to_string());
+        assert_eq!(life.fake.effective(a, 100), Some(own));
+        let froze = |m: &&ToEngine| {
+            matches!(
+                m,
+                ToEngine::Revoke {
+                    freeze: Some(_),
+                    ..
+                }
+            )
+        };
+        assert_eq!(
+            life.fake.log.iter().filter(froze).count(),
+            1,
+            "the first snapshot's"
+        );
+        assert_eq!(life.fake.epoch(a), epoch);
+        life.fake.open_jobs.push_back(copy);
+        life.fake.answer_all_jobs();
+        life.fake.settle().await;
         life.snapshot(a, "later").await;
         life.check().await;
     });
