@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use forebay_pool::{ErrorKind, NewClone, NewSnapshot, PoolError, SNAPSHOT_MARK};
+use forebay_pool::{ErrorKind, ExportRecord, NewClone, NewSnapshot, PoolError, SNAPSHOT_MARK};
 use forebay_xlate::VolumeId;
 
 use crate::devices::api_error;
@@ -133,22 +133,28 @@ impl Volumes {
         transfers
             .transfers
             .refuse_while_importing(id, &name, &[], false)?;
+        let what = format!("volume {name}");
+        let is_used = |export: &ExportRecord, _: Option<&str>| export.volume == id;
+        let hint = |error: ApiError| {
+            error.hint(
+                "disconnect them first, or use --while-connected (`while_connected` in the API): the content then \
+                changes while they use it, which a mounted file system does not survive",
+            )
+        };
         if !body.while_connected {
-            let what = format!("volume {name}");
-            let in_use = transfers
-                .hosts
-                .refuse_in_use(&what, |export, _| export.volume == id);
-            in_use.await.map_err(|error| {
-                error.hint(
-                    "disconnect them first, or use --while-connected (`while_connected` in the API): the content then \
-                    changes while they use it, which a mounted file system does not survive",
-                )
-            })?;
+            let in_use = transfers.hosts.refuse_in_use(&what, is_used);
+            in_use.await.map_err(hint)?;
         }
         self.base.wait_open_for_api().await?;
-        let rolled_back = self.mapping.roll_back(id, snapshot).await;
+        // Others may connect meanwhile.
+        let check = || match body.while_connected {
+            true => Ok(()),
+            false => transfers.hosts.refuse_in_use_now(&what, is_used),
+        };
+        let rolled_back = self.mapping.roll_back(id, snapshot, &check).await;
         rolled_back.map_err(|error| match error {
             SnapshotError::Pool(error) => api_error(error),
+            SnapshotError::InUse(error) => hint(error),
             error => ApiError::unavailable(format!("volume {name} is still in use: {error}")).hint(
                 format!("`forebay volume show {name}` shows the volume; {SEE_STATUS}"),
             ),

@@ -42,6 +42,7 @@ use crate::mapping::release::{ReleaseError, Releaser};
 use crate::mapping::revoke::Revoker;
 use crate::mapping::snapshot::{SnapshotError, Snapshots};
 use crate::mapping::zero_fill::ZeroFill;
+use crate::model::error::ApiError;
 use crate::states::DeviceStates;
 
 pub(crate) const ALL_EXTENTS: ExtentRange = ExtentRange::new(0, u64::MAX);
@@ -78,12 +79,14 @@ pub(crate) trait MapOwner: Debug {
     ) -> OwnerWork<'_, Result<Vec<VolumeId>, SnapshotError>>;
     /// Makes a volume with a snapshot's content, in memory: the caller commits.
     fn clone_snapshot(&self, new: &NewClone) -> Result<VolumeId, PoolError>;
-    /// Gives a volume the content of one of its snapshots.
-    fn roll_back(
-        &self,
+    /// Gives a volume the content of one of its snapshots. `check` runs when no grant of the volume
+    /// is left: only hosts that it sees have read the present content.
+    fn roll_back<'a>(
+        &'a self,
         volume: VolumeId,
         snapshot: VolumeId,
-    ) -> OwnerWork<'_, Result<(), SnapshotError>>;
+        check: &'a dyn Fn() -> Result<(), ApiError>,
+    ) -> OwnerWork<'a, Result<(), SnapshotError>>;
     /// For a request that finds no space. False if no unwritten preallocated extents exist.
     fn take_back_for_space(&self) -> OwnerWork<'_, bool>;
     /// Counts unwritten preallocated extents, within a short time limit.
@@ -220,12 +223,13 @@ impl MapOwner for PoolOwner {
         pool.snapshots().clone_snapshot(new, now_s())
     }
 
-    fn roll_back(
-        &self,
+    fn roll_back<'a>(
+        &'a self,
         volume: VolumeId,
         snapshot: VolumeId,
-    ) -> OwnerWork<'_, Result<(), SnapshotError>> {
-        Box::pin(self.snapshots.roll_back(volume, snapshot))
+        check: &'a dyn Fn() -> Result<(), ApiError>,
+    ) -> OwnerWork<'a, Result<(), SnapshotError>> {
+        Box::pin(self.snapshots.roll_back(volume, snapshot, check))
     }
 
     fn take_back_for_space(&self) -> OwnerWork<'_, bool> {

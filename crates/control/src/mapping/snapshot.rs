@@ -23,6 +23,7 @@ use crate::mapping::flush::{Flusher, SyncError};
 use crate::mapping::locks::LockGuard;
 use crate::mapping::release::ReleaseError;
 use crate::mapping::revoke::Revoker;
+use crate::model::error::ApiError;
 
 /// Extents whose words are cleared at once before the epochs repeat.
 const CLEAR_EXTENTS: u64 = 1 << 16;
@@ -36,6 +37,8 @@ pub(crate) enum SnapshotError {
     Sync(#[from] SyncError),
     #[error("{0}")]
     Pool(#[from] PoolError),
+    #[error("{0}")]
+    InUse(#[from] ApiError),
 }
 
 impl From<ReleaseError> for SnapshotError {
@@ -273,11 +276,12 @@ impl Snapshots {
         Ok(())
     }
 
-    /// Gives a volume a snapshot's content.
+    /// Gives a volume a snapshot's content, if `check` still allows it.
     pub(crate) async fn roll_back(
         &self,
         volume: VolumeId,
         snapshot: VolumeId,
+        check: &dyn Fn() -> Result<(), ApiError>,
     ) -> Result<(), SnapshotError> {
         self.base
             .core
@@ -288,6 +292,8 @@ impl Snapshots {
         let limit = self.base.limits.revoke;
         let held = self.revoker.hold_without_copies(volume, limit).await?;
         let undrained = self.revoker.revoke_for(&held, None, limit).await?;
+        // A host that connects from now on finds the snapshot's content.
+        check()?;
         let released = {
             let pool = &mut self.base.core.borrow_mut().pool;
             let released = pool.snapshots().roll_back(volume, snapshot, &undrained)?;

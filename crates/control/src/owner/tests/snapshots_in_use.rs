@@ -1,12 +1,42 @@
 //! Tests of snapshots, rollback and deletion while hosts connect and copies hang.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use forebay_xlate::boundary::message::{FaultFailure, Job, ToEngine};
+use forebay_xlate::boundary::region::ControllerContent;
+use forebay_xlate::boundary::region::controller::STATE_WORDS;
 
 use super::*;
 use crate::mapping::MapOwner;
+use crate::model::VolumeRollback;
+use crate::model::error::ErrorKind;
 
 const BYTES: u64 = 16 << 20;
 const HUNG: u8 = 1;
+
+impl Fake {
+    /// A host connects to an export.
+    fn host_connects(&self, export: u64, name: &str) {
+        let mut state = [0; STATE_WORDS];
+        for (word, bytes) in state.iter_mut().zip(name.as_bytes().chunks(8)) {
+            let mut padded = [0; 8];
+            padded[..bytes.len()].copy_from_slice(bytes);
+            *word = u64::from_le_bytes(padded);
+        }
+        let content = ControllerContent {
+            sequence: 1,
+            valid_from: 0,
+            blocks: 0,
+            state,
+        };
+        let (lane, controller) = (&self.region.lanes()[0], &self.region.controllers()[0]);
+        lane.export.store(export + 1, Relaxed);
+        controller.lane.store(0, Relaxed);
+        let key = self.region.header().key.load(Relaxed);
+        controller.put_state(key, 0, &content);
+        controller.used.store(1, Relaxed);
+    }
+}
 
 fn is_copy(message: &ToEngine) -> Option<()> {
     let work = match message {
@@ -95,7 +125,7 @@ fn a_copy_that_hangs_refuses_a_snapshot_before_writes_stop() {
         assert_eq!(life.fake.effective(a, 100), Some(own));
         let owner = life.owner.clone();
         let snapshot = owner.base.volume_id("t", "a@s").unwrap();
-        let rolled = owner.pool_owner.roll_back(a, snapshot);
+        let rolled = owner.pool_owner.roll_back(a, snapshot, &|| Ok(()));
         let rolled = life.with_engine(rolled).await;
         life.names_hung(&rolled.unwrap_err().to_string());
         assert_eq!(life.fake.effective(a, 100), Some(own));
@@ -118,6 +148,49 @@ fn a_copy_that_hangs_refuses_a_snapshot_before_writes_stop() {
         life.fake.answer_all_jobs();
         life.fake.settle().await;
         life.snapshot(a, "later").await;
+        life.check().await;
+    });
+}
+
+#[test]
+fn a_host_that_connects_during_a_rollback_keeps_its_content() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, Begin::default()).await;
+        let a = life.volume("a", BYTES).await;
+        life.export("a").await;
+        let export = {
+            let core = life.owner.base.core.borrow();
+            core.pool.exports().first_of(a).unwrap().id.0
+        };
+        let old = life.fake.put(a, 0).await;
+        life.snapshot(a, "s").await;
+        let new = life.fake.put(a, 0).await;
+        life.fake.answer_revokes = false;
+        let roll_back = |owner: Rc<Owner>, while_connected| async move {
+            let body = VolumeRollback {
+                snapshot: "a@s".to_owned(),
+                while_connected,
+            };
+            owner
+                .volumes
+                .volume_roll_back("t".into(), "a".into(), body)
+                .await
+        };
+        let rolled = tokio::task::spawn_local(roll_back(life.owner.clone(), false));
+        life.fake
+            .until(|m| matches!(m, ToEngine::Revoke { .. }).then_some(()))
+            .await;
+        life.fake.host_connects(export, "nqn.host");
+        life.fake.answer_revokes = true;
+        life.fake.answer_all_revokes();
+        let refused = life.with_engine(rolled).await.unwrap().unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::InUse, "{refused:?}");
+        assert!(refused.message.contains("nqn.host"), "{refused:?}");
+        assert_eq!(life.fake.read(a, 0).await, Some(new));
+        let owner = life.owner.clone();
+        life.with_engine(roll_back(owner, true)).await.unwrap();
+        assert_eq!(life.fake.read(a, 0).await, Some(old));
         life.check().await;
     });
 }
