@@ -27,6 +27,7 @@ use crate::exports::transfers::{Announced, is_internal, is_transfer_host};
 use crate::exports::vms::VmSockets;
 use crate::link::session::AskError;
 use crate::link::{Link, engine_error};
+use crate::mapping::MapOwner;
 use crate::model::error::ApiError;
 use crate::model::events::EventKind;
 use crate::model::{Export, ExportCreate, ExportFrontend, ExportUpdate};
@@ -55,6 +56,7 @@ fn refuse_unlisted(export: &ExportRecord, name: &str, remove: &[String]) -> Resu
 pub(crate) struct Exports {
     pub(super) base: Rc<Base>,
     pub(super) link: Rc<Link>,
+    pub(super) mapping: Rc<dyn MapOwner>,
     pub(super) hosts: Rc<Hosts>,
     pub(crate) vms: Rc<VmSockets>,
     pub(super) ports: Rc<Ports>,
@@ -70,22 +72,22 @@ impl Exports {
     pub(crate) fn new(
         base: &Rc<Base>,
         link: &Rc<Link>,
-        hosts: &Rc<Hosts>,
+        mapping: &Rc<dyn MapOwner>,
         vms: &Rc<VmSockets>,
         ports: &Rc<Ports>,
         budgets: &Rc<Budgets>,
-        quarantine: &Rc<Quarantine>,
     ) -> Rc<Self> {
         Rc::new(Self {
             base: base.clone(),
             link: link.clone(),
-            hosts: hosts.clone(),
+            mapping: mapping.clone(),
+            hosts: vms.hosts.clone(),
             vms: vms.clone(),
             ports: ports.clone(),
             budgets: budgets.clone(),
             placement: budgets.placement.clone(),
             transfers: Rc::default(),
-            quarantine: quarantine.clone(),
+            quarantine: vms.quarantine.clone(),
             node_name: Default::default(),
         })
     }
@@ -188,6 +190,7 @@ impl Exports {
             Err(error) => return Err(engine_error(&error)),
         };
         let path = self.vms.vm_path(export);
+        let volume = self.export_volume(export)?;
         let taken_back = self.base.core.borrow_mut().pool.delete_export(export);
         taken_back.map_err(api_error)?;
         self.base.commit_for_api().await?;
@@ -197,6 +200,7 @@ impl Exports {
             export: of_engine,
         };
         let _ = self.link.push_settled("removing an export", message).await;
+        self.drop_snapshot(volume).await;
         let _ = self.budgets.push_budgets().await;
         // If the socket could not be made, the path may be another's.
         if let Some(path) = path
@@ -221,6 +225,30 @@ impl Exports {
         let message = |request| ToEngine::SetVolume { request, volume };
         let pushed = self.link.push("a snapshot", message).await;
         pushed.map_err(|error| engine_error(&error))
+    }
+
+    /// The engine forgets a snapshot after its last export. Otherwise it keeps the snapshot's
+    /// translations, which does no harm.
+    async fn drop_snapshot(&self, volume: VolumeId) {
+        let is_unused = {
+            let core = self.base.core.borrow();
+            let record = core.pool.volume(volume);
+            record.is_ok_and(VolumeRecord::is_snapshot)
+                && core.pool.exports().first_of(volume).is_none()
+                // The engine would forget hosts' registrations too.
+                && core.pool.hosts().reservations_of(volume).is_none()
+        };
+        if !is_unused {
+            return;
+        }
+        let dropped = async {
+            self.mapping.revoke_volume(volume).await?;
+            let message = |request| ToEngine::RemoveVolume { request, volume };
+            self.link.push("removing a snapshot", message).await
+        };
+        if let Err(error) = dropped.await {
+            tracing::warn!(%volume, %error, "the engine keeps a snapshot that is not exported");
+        }
     }
 
     fn report_export(&self, kind: EventKind, name: String, text: String) {
@@ -370,14 +398,11 @@ impl Exports {
                 .refuse_cutting_off(&what, |export, _| export.id == id)
                 .await?;
         }
-        let was_internal = self
-            .base
-            .core
-            .borrow()
-            .pool
-            .exports()
-            .get(id)
-            .is_ok_and(is_internal);
+        let (volume, was_internal) = {
+            let core = self.base.core.borrow();
+            let export = core.pool.exports().get(id).map_err(api_error)?;
+            (export.volume, is_internal(export))
+        };
         let socket = self.vms.vm_path(id);
         self.hosts.remember(id, self.hosts.export_name(id));
         self.base
@@ -397,6 +422,9 @@ impl Exports {
         // Frees the tenant's placement if this was its last export. Errors are logged.
         let _ = self.budgets.push_budgets().await;
         let at_devices = pushed.map_err(|error| engine_error(&error))?;
+        if at_devices == 0 {
+            self.drop_snapshot(volume).await;
+        }
         let text = match was_internal {
             true => format!("{name} is no longer exported (internal: an image was transferred)"),
             false => format!("{name} is no longer exported"),

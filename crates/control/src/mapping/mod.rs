@@ -33,7 +33,7 @@ use forebay_xlate::{DeviceIndex, ExtentRange, VolumeId};
 use crate::base::Base;
 use crate::devices::now_s;
 use crate::link::Link;
-use crate::link::session::Session;
+use crate::link::session::{AskError, Session};
 use crate::mapping::adopt::{Adopter, Adoption};
 use crate::mapping::fault::Faults;
 use crate::mapping::flush::{Flusher, SyncError};
@@ -72,6 +72,8 @@ pub(crate) trait MapOwner: Debug {
     fn publish_all_grants<'a>(&'a self, session: &'a Session) -> OwnerWork<'a>;
 
     fn delete_volume(&self, volume: VolumeId) -> OwnerWork<'_, Result<(), ReleaseError>>;
+    /// Revokes every grant of a volume, before the engine stops serving it.
+    fn revoke_volume(&self, volume: VolumeId) -> OwnerWork<'_, Result<(), AskError>>;
     /// Takes snapshots of several volumes at one moment. Their ids, in the same order.
     fn snapshot(
         &self,
@@ -209,6 +211,10 @@ impl MapOwner for PoolOwner {
 
     fn delete_volume(&self, volume: VolumeId) -> OwnerWork<'_, Result<(), ReleaseError>> {
         Box::pin(self.releaser.give_up_volume(volume))
+    }
+
+    fn revoke_volume(&self, volume: VolumeId) -> OwnerWork<'_, Result<(), AskError>> {
+        Box::pin(self.revoker.revoke_volume(volume))
     }
 
     fn snapshot(

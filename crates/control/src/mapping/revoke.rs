@@ -199,6 +199,14 @@ impl Revoker {
         Err(AskError::Copying(specs.join(" and ")))
     }
 
+    /// The volume's mappings must be durable.
+    pub(crate) async fn revoke_volume(&self, volume: VolumeId) -> Result<(), AskError> {
+        let limit = self.base.limits.request;
+        let held = self.hold_volume(volume, limit).await?;
+        self.revoke(&held, limit).await?;
+        self.forget_grants(&held).await
+    }
+
     /// A device that hangs is an error: for callers that change nothing on failure.
     pub(crate) async fn revoke(
         &self,

@@ -109,7 +109,7 @@ impl Owner {
         let vms = VmSockets::new(&base, &link, &hosts, &quarantine);
         let ports = Ports::new(&base, &link, &states);
         let reservations = Registrations::new(&base, &hosts);
-        let exports = Exports::new(&base, &link, &hosts, &vms, &ports, &budgets, &quarantine);
+        let exports = Exports::new(&base, &link, &mapping, &vms, &ports, &budgets);
         let transfers = Transfers::new(&base, &hosts, &exports, &mapping);
         let volumes = Volumes::new(&base, &link, &mapping, &budgets, &transfers);
         let reports = Reports::new(&base, &link, &states, &labels, &copies, &exports);

@@ -275,3 +275,22 @@ fn reservation_holders_and_preemption_are_shown() {
         assert!(events[0].message.contains(lost), "{}", events[0].message);
     });
 }
+
+#[test]
+fn a_snapshot_without_exports_keeps_its_registrations() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, Begin::default()).await;
+        let a = life.volume("a", 1 << 20).await;
+        let s = life.snapshot(a, "s").await;
+        life.export("a@s").await;
+        let register = ask(s, 1, HOST_A, REGISTER | PERSIST, [0, 7]);
+        let (status, _) = life.reserve(register).await;
+        assert_eq!(status, Status::SUCCESS);
+        let owner = life.owner.clone();
+        let deleted = owner.exports.export_delete("t".into(), "a@s".into(), false);
+        life.with_engine(deleted).await.unwrap();
+        let removed = |m: &&ToEngine| matches!(m, ToEngine::RemoveVolume { .. });
+        assert_eq!(life.fake.log.iter().filter(removed).count(), 0);
+    });
+}

@@ -194,3 +194,28 @@ fn a_host_that_connects_during_a_rollback_keeps_its_content() {
         life.check().await;
     });
 }
+
+#[test]
+fn the_engine_forgets_a_snapshot_with_its_last_export() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, Begin::default()).await;
+        let a = life.volume("a", BYTES).await;
+        let old = life.fake.put(a, 0).await;
+        let s = life.snapshot(a, "s").await;
+        life.fake.put(a, 0).await;
+        for _ in 0..2 {
+            life.export("a@s").await;
+            assert_eq!(life.fake.read(s, 0).await, Some(old));
+            assert!(life.fake.epochs.contains_key(&s));
+            let owner = life.owner.clone();
+            let deleted = owner.exports.export_delete("t".into(), "a@s".into(), false);
+            life.with_engine(deleted).await.unwrap();
+            // The fake checks that no grant is left.
+            assert!(!life.fake.epochs.contains_key(&s));
+            let core = life.owner.base.core.borrow();
+            assert!(core.grants.iter().all(|grant| grant.volume != s));
+        }
+        life.check().await;
+    });
+}
