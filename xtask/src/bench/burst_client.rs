@@ -37,15 +37,20 @@ pub(super) enum Host {
 
 impl Host {
     pub(super) fn vm(socket: &Path) -> Result<Self> {
-        let target = Target::VfioUser(socket.to_owned());
+        Self::machine(&Target::VfioUser(socket.to_owned()), false)
+    }
+
+    /// `interrupts`: for [`Host::wait`].
+    pub(super) fn machine(target: &Target, interrupts: bool) -> Result<Self> {
         let options = vm::Options {
             depth: DEPTH,
             slot_bytes: BLOCK as usize,
+            interrupts,
             ..vm::Options::default()
         };
         let until = Instant::now() + LIMIT;
         let mut disk = loop {
-            match vm::connect(&target, &options) {
+            match vm::connect(target, &options) {
                 Ok(disk) => break disk,
                 Err(_) if Instant::now() < until => std::thread::sleep(Duration::from_millis(20)),
                 Err(error) => return Err(error).context("connect to a VM's disk"),
@@ -76,7 +81,7 @@ impl Host {
         })
     }
 
-    fn submit(&mut self, slot: u16, is_read: bool, place: u64) -> Result<()> {
+    pub(super) fn submit(&mut self, slot: u16, is_read: bool, place: u64) -> Result<()> {
         match self {
             Self::Machine { queue, .. } => {
                 let (offset_bytes, bytes) = (place * u64::from(BLOCK), BLOCK);
@@ -109,7 +114,7 @@ impl Host {
         }
     }
 
-    fn kick(&mut self) -> Result<()> {
+    pub(super) fn kick(&mut self) -> Result<()> {
         match self {
             Self::Machine { queue, .. } => Ok(queue.kick()?),
             // Sent by the next poll.
@@ -118,9 +123,23 @@ impl Host {
     }
 
     fn poll(&mut self, slots: &mut Vec<u16>) -> Result<()> {
+        self.take_ended(slots, None)
+    }
+
+    /// Sleeps until a command ends, or for the limit; takes the slots of those that ended.
+    pub(super) fn wait(&mut self, slots: &mut Vec<u16>, limit: Duration) -> Result<()> {
+        self.take_ended(slots, Some(limit))
+    }
+
+    fn take_ended(&mut self, slots: &mut Vec<u16>, sleep: Option<Duration>) -> Result<()> {
         match self {
             Self::Machine { queue, done, .. } => {
-                queue.poll(done)?;
+                if queue.poll(done)? == 0
+                    && let Some(limit) = sleep
+                {
+                    queue.wait(limit)?;
+                    queue.poll(done)?;
+                }
                 for done in done.drain(..) {
                     if done.ended != DiskStatus::Well {
                         bail!("a command failed: {:?}", done.ended);
@@ -134,7 +153,8 @@ impl Host {
                 done,
                 ..
             } => {
-                queue.poll(done, Wait::Spin, Duration::ZERO)?;
+                let how = sleep.map_or(Wait::Spin, |_| Wait::Block);
+                queue.poll(done, how, sleep.unwrap_or_default())?;
                 for done in done.drain(..) {
                     if !done.status.is_success() {
                         bail!("a command failed: {:?}", done.status);

@@ -66,6 +66,17 @@ impl Forebay {
 
     /// With any device and volume size.
     pub(crate) fn start_with(program: &Path, device: &str, cpu: usize, size: &str) -> Result<Self> {
+        Self::start_pool(program, device, cpu, size, &[])
+    }
+
+    /// [`start_with`](Self::start_with), with more arguments of `pool create`.
+    pub(crate) fn start_pool(
+        program: &Path,
+        device: &str,
+        cpu: usize,
+        size: &str,
+        pool: &[&str],
+    ) -> Result<Self> {
         let (process, number) = (std::process::id(), STARTED.fetch_add(1, Relaxed));
         let folder = crate::cargo::target_folder().join(format!("bench-{process}-{number}"));
         let _ = std::fs::remove_dir_all(&folder);
@@ -85,17 +96,52 @@ impl Forebay {
             nqn: String::new(),
         };
         this.wait_ready(false)?;
-        this.cli(&["pool", "create", "--device", device, "--force"])?;
+        let mut create = vec!["pool", "create", "--device", device, "--force"];
+        create.extend(pool);
+        this.cli(&create)?;
         this.cli(&["tenant", "create", "bench"])?;
         this.cli(&["volume", "create", "bench/v", "--size", size])?;
         let nqn = this.export("bench/v")?;
-        let status = this.wait_ready(true)?;
-        this.engine = status["engine_pid"]
+        this.nqn = nqn;
+        this.note_engine()?;
+        Ok(this)
+    }
+
+    /// Waits until an engine runs, and notes its process.
+    fn note_engine(&mut self) -> Result<()> {
+        let status = self.wait_ready(true)?;
+        self.engine = status["engine_pid"]
             .as_u64()
             .and_then(|pid| u32::try_from(pid).ok())
             .context("no engine_pid in the status")?;
-        this.nqn = nqn;
-        Ok(this)
+        Ok(())
+    }
+
+    /// Kills the engine, and waits until its successor runs.
+    pub(crate) fn replace_engine(&mut self) -> Result<()> {
+        let killed = self.engine;
+        if let Some(pid) = rustix::process::Pid::from_raw(killed as i32) {
+            rustix::process::kill_process(pid, rustix::process::Signal::KILL)?;
+        }
+        let until = Instant::now() + LIMIT;
+        while self.engine == killed {
+            if Instant::now() > until {
+                bail!(
+                    "no successor of the engine ran within {} s",
+                    LIMIT.as_secs()
+                );
+            }
+            std::thread::sleep(Duration::from_millis(20));
+            self.note_engine()?;
+        }
+        Ok(())
+    }
+
+    /// Stops both processes, and starts them again.
+    pub(crate) fn restart(&mut self) -> Result<()> {
+        self.stop()?;
+        self.start_again()?;
+        self.note_engine()
     }
 
     pub(crate) fn stop(&mut self) -> Result<()> {

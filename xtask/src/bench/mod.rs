@@ -10,7 +10,18 @@ mod floor;
 mod forebay;
 mod machine_busy;
 mod measure;
+mod once;
+mod place;
+mod pool;
+mod pool_api;
+mod pool_chain;
+mod pool_clone;
+mod pool_first_write;
+mod pool_load;
+mod pool_metadata;
 mod pool_open;
+mod pool_qcow2;
+mod pool_stall;
 pub(crate) mod profile;
 mod recording;
 mod recording_file;
@@ -34,17 +45,18 @@ pub(crate) struct Options {
     pub(crate) json: Option<PathBuf>,
     /// Uses the profile `release`, for published values.
     pub(crate) release: bool,
-    /// Filter by name, e.g. `null_read_qd128`, for `tcp`, `vhost`, `pcie` and `instructions`.
+    /// Filter by name, e.g. `null_read_qd128`, for `tcp`, `vhost`, `pcie`, `instructions` and `pool`.
     pub(crate) only: Option<String>,
 }
 
 type Bench = (&'static str, fn(&Options) -> Result<()>);
 
-const BENCHES: [Bench; 11] = [
+const BENCHES: [Bench; 12] = [
     ("burst", burst::run),
     ("device", device::run),
     ("instructions", recording::run_instructions),
     ("pcie", vm::run_pcie),
+    ("pool", pool::run),
     ("pool-open", pool_open::run),
     ("recording", recording::run),
     ("start", start::run),

@@ -26,7 +26,7 @@ use super::{Options, busy, floor, machine_busy, spdk};
 pub(super) const CLIENT_CPU: usize = 1;
 const LIMIT: Duration = Duration::from_secs(60);
 const DEPTHS: [u32; 3] = [1, 32, 128];
-const QSD: &str = "qemu-storage-daemon";
+pub(super) const QSD: &str = "qemu-storage-daemon";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
