@@ -92,16 +92,16 @@ impl RamMap {
         buf: Buf,
     ) -> Result<(), Errno> {
         self.each_region(offset_bytes, buf, |at, part| {
-            let _inside = match self.enter(at) {
-                Some(inside) if self.all_present(at, part.len_bytes()) => inside,
-                Some(_inside) => {
-                    read_by_call(fd, at, part)?;
-                    let (from, to) = pages(at, part.len_bytes());
-                    self.learn(fd, from, to);
-                    return Ok(());
-                }
-                None => return read_by_call(fd, at, part),
+            let Some(_inside) = self.enter(at) else {
+                return read_by_call(fd, at, part);
             };
+            if !self.all_present(at, part.len_bytes()) {
+                let (from, to) = pages(at, part.len_bytes());
+                self.learn(fd, from, to);
+                if !self.all_present(at, part.len_bytes()) {
+                    return read_by_call(fd, at, part);
+                }
+            }
             // SAFETY: `device` checked that the range is inside the mapping. Its pages exist (bits,
             // and no punch while we are counted inside), so the access can't fault. `part` is
             // writable by `Buf::new`'s contract and outside this mapping. Wrong if the file were
@@ -307,13 +307,17 @@ impl RamMap {
         self.present[(first / 64) as usize].load(Ordering::Acquire) >> (first % 64) & ALL_OF_CHUNK
     }
 
-    /// Whether pages without a bit exist. Asked at about the second write to a chunk: earlier it
-    /// wastes a system call for sparse writes, later it costs one for each write into a gap.
+    /// Whether pages without a bit exist. Asked at a write of a whole chunk, which costs far more by
+    /// a call, and at about the second write to a chunk: earlier it wastes a system call for sparse
+    /// writes, later it costs one for each write into a gap.
     fn is_found(&self, fd: BorrowedFd<'_>, at: u64, len_bytes: u32) -> bool {
         let (from, to) = pages(at, len_bytes);
         for chunk in from / CHUNK_PAGES..to.div_ceil(CHUNK_PAGES) {
-            if (1..=to - from).contains(&self.known_of(chunk).count_ones().into()) {
-                self.learn(fd, chunk * CHUNK_PAGES, chunk * CHUNK_PAGES + 1);
+            let first = chunk * CHUNK_PAGES;
+            let is_whole = from <= first && first + CHUNK_PAGES <= to;
+            let known = u64::from(self.known_of(chunk).count_ones());
+            if known < CHUNK_PAGES && (is_whole || (1..=to - from).contains(&known)) {
+                self.learn(fd, first, first + 1);
             }
         }
         self.all_present(at, len_bytes)
@@ -454,6 +458,10 @@ mod tests {
         // SAFETY: `memory` lives until the end, and is only read between the calls.
         let buf = unsafe { Buf::new(ptr, 8192) };
 
+        // A write of a whole chunk asks at once.
+        let whole = RamMap::map(fd, len_bytes)?;
+        assert!(!whole.is_found(fd, 0, 15 * 4096));
+        assert!(whole.is_found(fd, 0, 16 * 4096));
         // The first write to a chunk marks its own pages; the second finds the others.
         ram.write(fd, 3 * PAGE_BYTES, buf)?;
         assert_eq!(known(&ram), [3, 4]);
