@@ -45,9 +45,18 @@ pub(super) struct Run {
     pub(super) others_cores: f64,
 }
 
-impl Run {
-    pub(super) fn is_quiet(&self) -> bool {
-        self.others_cores <= DISTURBED_CORES
+/// A measurement with other programs' processor time, in cores.
+pub(super) trait Measured {
+    fn others_cores(&self) -> f64;
+
+    fn is_quiet(&self) -> bool {
+        self.others_cores() <= DISTURBED_CORES
+    }
+}
+
+impl Measured for Run {
+    fn others_cores(&self) -> f64 {
+        self.others_cores
     }
 }
 
@@ -83,10 +92,10 @@ pub(super) fn run(forebay: &Forebay, command: &mut Command) -> Result<Run> {
 }
 
 /// The median of undisturbed runs.
-pub(super) fn quiet_median(
+pub(super) fn quiet_median<T: Measured>(
     summary: &mut Summary,
-    runs: &[Run],
-    figure: impl Fn(&Run) -> f64,
+    runs: &[T],
+    figure: impl Fn(&T) -> f64,
 ) -> f64 {
     let quiet = runs.iter().filter(|run| run.is_quiet());
     let quiet: Vec<f64> = quiet.map(&figure).collect();
@@ -98,14 +107,14 @@ pub(super) fn quiet_median(
 }
 
 /// The median of the quotients of each round, whose two runs were within a minute.
-pub(super) fn quiet_ratio(
+pub(super) fn quiet_ratio<T: Measured>(
     summary: &mut Summary,
-    ours: &[Run],
-    theirs: &[Run],
-    figure: impl Fn(&Run) -> f64,
+    ours: &[T],
+    theirs: &[T],
+    figure: impl Fn(&T) -> f64,
 ) -> f64 {
     let pairs: Vec<_> = ours.iter().zip(theirs).collect();
-    let ratio = |(ours, theirs): &(&Run, &Run)| figure(ours) / figure(theirs).max(1e-9);
+    let ratio = |(ours, theirs): &(&T, &T)| figure(ours) / figure(theirs).max(1e-9);
     let quiet = pairs.iter().filter(|(a, b)| a.is_quiet() && b.is_quiet());
     let quiet: Vec<f64> = quiet.map(ratio).collect();
     summary.disturbed |= quiet.is_empty();

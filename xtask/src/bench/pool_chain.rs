@@ -15,7 +15,7 @@ use std::process::Command;
 use anyhow::Result;
 
 use super::burst_client::Host;
-use super::once::{self, CLIENT_CPU, DEPTH, Once, Run};
+use super::once::{self, CLIENT_CPU, DEPTH, Measured as _, Once, Run};
 use super::pool::{EXTENT_BYTES, GIB, PoolBench, Rig, settle};
 use super::pool_load::{once_per, write_each};
 

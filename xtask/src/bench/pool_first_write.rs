@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use anyhow::Result;
 
-use super::once::{self, Once, Run};
+use super::once::{self, Measured as _, Once, Run};
 use super::pool::{EXTENT_BYTES, GIB, PoolBench, Rig, settle};
 
 const IO_BYTES: u64 = 4 << 10;

@@ -52,9 +52,9 @@ pub(super) fn run(bench: &mut PoolBench) -> Result<()> {
     pool_stall::report(bench, "qcow2", &stalls[1]);
     let summary = &mut bench.summary;
     let [ours, theirs] = &stalls;
-    let stall = pool_stall::quiet_ratio(summary, ours, theirs, |stall| stall.gap_ms);
-    let write = pool_stall::quiet_ratio(summary, ours, theirs, |stall| stall.write_ms);
-    let call = pool_stall::quiet_ratio(summary, ours, theirs, |stall| stall.call_ms);
+    let stall = once::quiet_ratio(summary, ours, theirs, |stall| stall.gap_ms);
+    let write = once::quiet_ratio(summary, ours, theirs, |stall| stall.write_ms);
+    let call = once::quiet_ratio(summary, ours, theirs, |stall| stall.call_ms);
     let [ours, theirs] = &firsts;
     let ours_iops = once::quiet_median(summary, ours, |run| run.iops);
     let theirs_iops = once::quiet_median(summary, theirs, |run| run.iops);

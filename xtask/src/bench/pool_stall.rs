@@ -16,7 +16,8 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 use super::burst_client::{BLOCK, Host};
-use super::measure::{Clock, DISTURBED_CORES, Summary, median};
+use super::measure::Clock;
+use super::once::{self, Measured};
 use super::pool::{GIB, PoolBench, Rig, settle};
 use super::pool_load::{
     Places, Write, during, longest_gap_ms, longest_write_ms, once_per, write_each,
@@ -88,9 +89,9 @@ pub(super) struct Stall {
     others_cores: f64,
 }
 
-impl Stall {
-    fn is_quiet(&self) -> bool {
-        self.others_cores <= DISTURBED_CORES
+impl Measured for Stall {
+    fn others_cores(&self) -> f64 {
+        self.others_cores
     }
 }
 
@@ -191,21 +192,17 @@ fn stall(writes: &[Write], begun: Instant, ended: Instant) -> Result<Stall> {
 }
 
 pub(super) fn report(bench: &mut PoolBench, name: &str, stalls: &[Stall]) {
-    let mut kept = stalls.to_vec();
-    kept.retain(Stall::is_quiet);
-    let undisturbed = kept.len();
-    bench.summary.disturbed |= kept.is_empty();
-    if kept.is_empty() {
-        kept = stalls.to_vec();
-    }
-    let all = |figure: fn(&Stall) -> f64| kept.iter().map(figure).collect::<Vec<f64>>();
-    let longest = |figure| all(figure).into_iter().fold(0.0, f64::max);
-    let before_ms = median(all(|stall| stall.before_ms));
-    let gap_ms = median(all(|stall| stall.gap_ms));
-    let write_ms = median(all(|stall| stall.write_ms));
-    let call_ms = median(all(|stall| stall.call_ms));
-    let iops = median(all(|stall| stall.after_iops));
-    let others = median(stalls.iter().map(|stall| stall.others_cores).collect());
+    let summary = &mut bench.summary;
+    let undisturbed = stalls.iter().filter(|stall| stall.is_quiet()).count();
+    let mut of = |figure: fn(&Stall) -> f64| once::quiet_median(summary, stalls, figure);
+    let (before_ms, gap_ms) = (of(|stall| stall.before_ms), of(|stall| stall.gap_ms));
+    let (write_ms, call_ms) = (of(|stall| stall.write_ms), of(|stall| stall.call_ms));
+    let (iops, others) = (of(|stall| stall.after_iops), of(|stall| stall.others_cores));
+    let kept = |stall: &&Stall| undisturbed == 0 || stall.is_quiet();
+    let longest = |figure: fn(&Stall) -> f64| {
+        let kept = stalls.iter().filter(kept);
+        kept.map(figure).fold(0.0, f64::max)
+    };
     let (gap_max_ms, write_max_ms) = (longest(|s| s.gap_ms), longest(|s| s.write_ms));
     println!(
         "{name:<8}{before_ms:>11.2}{gap_ms:>11.2}{gap_max_ms:>11.2}{write_ms:>11.2}{write_max_ms:>11.2}{call_ms:>11.2}{iops:>12.0}{others:>8.2}   {undisturbed} of {} undisturbed",
@@ -221,23 +218,5 @@ pub(super) fn report(bench: &mut PoolBench, name: &str, stalls: &[Stall]) {
         ("iops", iops),
     ] {
         bench.summary.put(format!("stall_{name}_{what}"), value);
-    }
-}
-
-/// The median of the quotients of undisturbed pairs.
-pub(super) fn quiet_ratio(
-    summary: &mut Summary,
-    ours: &[Stall],
-    theirs: &[Stall],
-    figure: impl Fn(&Stall) -> f64,
-) -> f64 {
-    let pairs: Vec<_> = ours.iter().zip(theirs).collect();
-    let ratio = |(ours, theirs): &(&Stall, &Stall)| figure(ours) / figure(theirs).max(1e-9);
-    let quiet = pairs.iter().filter(|(a, b)| a.is_quiet() && b.is_quiet());
-    let quiet: Vec<f64> = quiet.map(ratio).collect();
-    summary.disturbed |= quiet.is_empty();
-    match quiet.is_empty() {
-        true => median(pairs.iter().map(ratio).collect()),
-        false => median(quiet),
     }
 }

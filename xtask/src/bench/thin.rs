@@ -23,7 +23,7 @@ use xtask::process;
 use super::Options;
 use super::forebay::{self, Forebay};
 use super::measure::{Clock, Summary};
-use super::once::{self, DEPTH, Once, Run};
+use super::once::{self, DEPTH, Measured as _, Once, Run};
 use super::place::Place;
 
 const TARGET_CPU: usize = 0;
