@@ -134,10 +134,10 @@ impl Layers {
 
     /// Where `logical` and up to `limit` extents from there on lie.
     pub(crate) fn place(&self, volume: &PoolVolume, logical: u64, limit: u64) -> Place {
-        if let Some(run) = volume.map.run_at(logical, limit) {
-            return Place::Own(run);
+        match volume.map.run_or_hole(logical, limit) {
+            Ok(run) => Place::Own(run),
+            Err(count) => self.place_below(volume, logical, count),
         }
-        self.place_below(volume, logical, volume.map.hole_at(logical, limit))
     }
 
     /// As above, without the volume's own map.
@@ -149,10 +149,10 @@ impl Layers {
             if is_hidden {
                 break;
             }
-            if let Some(run) = layer.map.run_at(logical, limit) {
-                return Place::Shared(run);
-            }
-            limit = layer.map.hole_at(logical, limit);
+            limit = match layer.map.run_or_hole(logical, limit) {
+                Ok(run) => return Place::Shared(run),
+                Err(count) => count,
+            };
             hidden = &layer.hidden;
         }
         Place::Zeros(limit)
