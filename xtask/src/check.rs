@@ -26,6 +26,7 @@ const ORDER: &[&str] = &[
     "forebay-guest",
     "forebay-vfio-user",
     "forebay-virtio",
+    "forebay-mctp",
     "forebay-initiator",
     "forebay-pool",
     "forebay-engine",
