@@ -1,0 +1,30 @@
+//! NVMe-MI messages without I/O.
+//!
+//! [`MiRequest`] and [`MiResponse`] convert messages, for both ends. [`data`] has response data.
+//!
+//! Section numbers are those of *NVM Express Management Interface 1.2*. Messages are *out of band*
+//! (1.4), with an integrity check. PCIe commands, the Management Endpoint Buffer, Command Initiated
+//! Auto Pause and asynchronous events are refused.
+
+mod admin;
+mod command;
+mod control;
+pub mod data;
+mod message;
+mod request;
+mod response;
+mod status;
+#[cfg(test)]
+mod tests;
+
+pub use admin::AdminCommand;
+pub use command::{
+    ControllerHealthPoll, DataStructure, GetConfiguration, MiCommand, SetConfiguration,
+};
+pub use control::{ControlPrimitive, endpoint_state};
+pub use message::{
+    BrokenMessage, MAX_DATA_BYTES, MAX_MESSAGE_BYTES, MESSAGE_TYPE, MiHeader, MiKind, SLOTS, open,
+};
+pub use request::MiRequest;
+pub use response::MiResponse;
+pub use status::{MiRefusal, MiStatus};
