@@ -1,6 +1,7 @@
-//! NVMe-MI messages without I/O.
+//! NVMe-MI messages, and the endpoint's command slots, without I/O.
 //!
-//! [`MiRequest`] and [`MiResponse`] convert messages, for both ends. [`data`] has response data.
+//! [`MiRequest`] and [`MiResponse`] convert messages, for both ends. A [`Responder`] takes requests,
+//! carries out control primitives, and passes commands on. [`data`] has response data.
 //!
 //! Section numbers are those of *NVM Express Management Interface 1.2*. Messages are *out of band*
 //! (1.4), with an integrity check. PCIe commands, the Management Endpoint Buffer, Command Initiated
@@ -12,6 +13,7 @@ mod control;
 pub mod data;
 mod message;
 mod request;
+mod responder;
 mod response;
 mod status;
 #[cfg(test)]
@@ -26,5 +28,6 @@ pub use message::{
     BrokenMessage, MAX_DATA_BYTES, MAX_MESSAGE_BYTES, MESSAGE_TYPE, MiHeader, MiKind, SLOTS, open,
 };
 pub use request::MiRequest;
+pub use responder::{MiDrop, MiStep, MiTicket, Responder};
 pub use response::MiResponse;
 pub use status::{MiRefusal, MiStatus};

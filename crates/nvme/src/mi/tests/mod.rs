@@ -4,6 +4,9 @@ use zerocopy::IntoBytes;
 use super::*;
 use crate::{Cqe, Sqe, Status};
 
+mod matrix;
+mod responder;
+
 /// CRC-32C bit by bit (3.1.1.1).
 fn check_of(message: &[u8]) -> [u8; 4] {
     let check = message.iter().fold(u32::MAX, |check, &byte| {
