@@ -4,8 +4,8 @@ mod common;
 
 use common::{DRAINED, commit, new_pool, reopen, spec, stores, try_open};
 use forebay_pool::{
-    ErrorKind, ExportId, MAX_VOLUME_BYTES, NewExport, NewVolume, Pool, PoolError, Probe, create,
-    destroy, probe,
+    ErrorKind, ExportId, MAX_VOLUME_BYTES, NewExport, NewSnapshot, NewVolume, Pool, PoolError,
+    Probe, create, destroy, probe,
 };
 use forebay_qos::budget::{Budget, Burst, LEAST, Rate};
 use forebay_qos::stated_budget::Stated;
@@ -313,6 +313,17 @@ fn two_exports_of_a_volume_are_both_shared() {
     assert!(pool.set_export_hosts(alone, vec![], true).is_err());
     pool.delete_export(alone).unwrap();
     assert!(pool.exports().first_of(v).is_none());
+    // Nobody writes a snapshot.
+    let name = "s".to_owned();
+    let taken = pool.snapshots().take(&[NewSnapshot { volume: v, name }], 0);
+    let taken = taken.unwrap()[0];
+    let of_snapshot = ["/a", "/b"].map(|socket| {
+        let export = pool.create_export_as(taken, machine(false, socket), 0);
+        export.unwrap()
+    });
+    for export in of_snapshot {
+        pool.delete_export(export).unwrap();
+    }
 
     let tcp = NewExport {
         any_host: true,

@@ -141,7 +141,8 @@ impl Exports {
             )));
         }
         let all_share = new.shared && self.of_volume(volume.id).all(|export| export.shared);
-        if self.shows(volume.id) && !all_share && !new.only_reads {
+        let may_write = !new.only_reads && !volume.is_snapshot();
+        if self.shows(volume.id) && !all_share && may_write {
             return Err(PoolError::exists(format!(
                 "volume {:?} is exported; two exports that may write must both be shared",
                 volume.name
