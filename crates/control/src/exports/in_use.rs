@@ -3,6 +3,8 @@
 //! Uses the engine's records, or the last look while an engine is replaced. Clients that are just
 //! leaving get a moment.
 
+use std::collections::BTreeSet;
+use std::rc::Rc;
 use std::time::Duration;
 
 use forebay_pool::{ExportId, ExportRecord};
@@ -12,6 +14,7 @@ use tokio::time::{Instant, sleep};
 use crate::base::show::tenant_name;
 use crate::exports::hosts::Hosts;
 use crate::link::connected_hosts;
+use crate::link::session::Session;
 use crate::model::error::ApiError;
 
 /// How long to wait for clients that are leaving, or for an engine that starts.
@@ -81,15 +84,19 @@ impl Hosts {
     }
 
     fn users(&self, is_cut_off: &impl Fn(&ExportRecord, Option<&str>) -> bool) -> Vec<String> {
-        let hosts: Vec<(ExportId, String)> = match self.link.session() {
-            Some(session) => connected_hosts(&session.region)
-                .into_iter()
-                .flat_map(|(export, hosts)| {
-                    hosts.into_iter().map(move |host| (ExportId(export), host))
-                })
-                .collect(),
-            None => self.last_poll(),
-        };
+        let session = self.link.session();
+        let acts = |session: &Rc<Session>| self.link.acting.get() == session.generation;
+        let mut hosts: BTreeSet<(ExportId, String)> = BTreeSet::new();
+        // An engine that takes over does not have its hosts yet.
+        if !session.as_ref().is_some_and(acts) {
+            hosts.extend(self.last_poll());
+        }
+        if let Some(session) = &session {
+            let connected = connected_hosts(&session.region).into_iter();
+            hosts.extend(connected.flat_map(|(export, hosts)| {
+                hosts.into_iter().map(move |host| (ExportId(export), host))
+            }));
+        }
         let core = self.base.core.borrow();
         let name = |export: &ExportRecord| {
             let volume = core.pool.volume(export.volume).ok();

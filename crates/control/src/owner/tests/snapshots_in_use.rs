@@ -31,6 +31,7 @@ impl Fake {
         };
         let (lane, controller) = (&self.region.lanes()[0], &self.region.controllers()[0]);
         lane.export.store(export + 1, Relaxed);
+        lane.connections.store(1, Relaxed);
         controller.lane.store(0, Relaxed);
         let key = self.region.header().key.load(Relaxed);
         controller.put_state(key, 0, &content);
@@ -188,6 +189,14 @@ fn a_host_that_connects_during_a_rollback_keeps_its_content() {
         assert_eq!(refused.kind, ErrorKind::InUse, "{refused:?}");
         assert!(refused.message.contains("nqn.host"), "{refused:?}");
         assert_eq!(life.fake.read(a, 0).await, Some(new));
+        // An engine that takes over does not have its hosts yet.
+        life.owner.hosts.poll_hosts();
+        life.fake.region.controllers()[0].used.store(0, Relaxed);
+        let acting = life.owner.link.acting.replace(0);
+        let owner = life.owner.clone();
+        let refused = life.with_engine(roll_back(owner, false)).await;
+        assert_eq!(refused.unwrap_err().kind, ErrorKind::InUse);
+        life.owner.link.acting.set(acting);
         let owner = life.owner.clone();
         life.with_engine(roll_back(owner, true)).await.unwrap();
         assert_eq!(life.fake.read(a, 0).await, Some(old));
