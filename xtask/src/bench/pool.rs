@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 use forebay_initiator::{IoOp, Session};
+use serde_json::Value;
 
 use super::forebay::{self, Forebay};
 use super::measure::{Clock, DISTURBED_CORES, Summary};
@@ -23,6 +24,7 @@ pub(super) const TARGET_CPU: usize = 0;
 pub(super) const EXTENT_BYTES: u64 = 64 << 10;
 pub(super) const GIB: u64 = 1 << 30;
 const LIMIT: Duration = Duration::from_secs(120);
+const STILL: Duration = Duration::from_secs(5);
 
 pub(super) struct PoolBench {
     pub(super) program: PathBuf,
@@ -99,6 +101,23 @@ impl Rig {
             ensure!(Instant::now() < until, "space was not free after {LIMIT:?}");
             std::thread::sleep(Duration::from_millis(100));
         }
+    }
+
+    /// Waits until the catalog's records stay as they are for a while.
+    pub(super) fn wait_catalog_still(&self) -> Result<()> {
+        let (mut since, mut last) = (Instant::now(), Value::Null);
+        let until = since + LIMIT;
+        while since.elapsed() < STILL {
+            let pool = self.forebay.cli(&["pool", "show"])?;
+            let used = &pool["catalog"]["used_bytes"];
+            if *used != last {
+                last = used.clone();
+                since = Instant::now();
+            }
+            ensure!(Instant::now() < until, "the catalog changed for {LIMIT:?}");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
     }
 
     /// Makes every write to `bench/v` durable, and its mappings.

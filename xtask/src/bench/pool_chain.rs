@@ -1,12 +1,13 @@
 //! Reads through a chain of 100 snapshots, beside a chain of one.
 //!
-//! Two volumes of 1 GiB (256 MiB with `--quick`) on one ram device have the same content. `long`
-//! has 100 snapshots, each after a hundredth of the extents; `short` has one, after all. All runs
-//! are in turns, and the first of a pair changes with the round:
+//! Two volumes of 1 GiB (256 MiB with `--quick`) on one ram device are written alike, with a snapshot
+//! after each hundredth of the extents. `long` keeps all 100; `short` keeps the last, and the layers
+//! of the others are merged. So both are scattered alike on the device. All runs are in turns, and
+//! the first of a pair changes with the round:
 //! - `hit`: random reads of 4 KiB at depth 32 of extents that were read before.
 //! - `after_takeover`: each extent's first read, at depth 1, after the engine's death. The successor
 //!   gets the grants that the table lists.
-//! - `after_restart`: the same after a restart of both processes, when nothing is granted: each read
+//! - `after_restart`: the same after a restart of both processes, when nothing is granted. Each read
 //!   asks the daemon, which goes through the chain.
 
 use std::collections::BTreeMap;
@@ -43,18 +44,26 @@ impl Reads {
 type Sides = [Vec<Run>; 2];
 
 pub(super) fn run(bench: &mut PoolBench) -> Result<()> {
-    let (rounds, bytes) = if bench.quick { (1, GIB / 4) } else { (6, GIB) };
+    let (rounds, bytes) = if bench.quick { (2, GIB / 4) } else { (6, GIB) };
     let mut rig = Rig::start(bench, "ram", 2 * bytes + GIB, bytes, "64K")?;
     let long = rig.forebay.nqn.clone();
     let short = rig.volume("bench/short", bytes)?;
     let port = rig.forebay.port;
     let all = once_per(EXTENT_BYTES, bytes, true);
-    write_each(|| Host::tcp(port, &short), all.clone())?;
-    rig.api.snapshot("short@s")?;
-    for (number, part) in all.chunks(all.len().div_ceil(SNAPSHOTS)).enumerate() {
-        write_each(|| Host::tcp(port, &long), part.to_vec())?;
-        rig.api.snapshot(&format!("v@s{number}"))?;
+    let parts = all.chunks(all.len().div_ceil(SNAPSHOTS));
+    let last = parts.len() - 1;
+    for (number, part) in parts.enumerate() {
+        for (volume, nqn) in [("v", &long), ("short", &short)] {
+            write_each(|| Host::tcp(port, nqn), part.to_vec())?;
+            rig.api.snapshot(&format!("{volume}@s{number}"))?;
+        }
     }
+    for number in 0..last {
+        let snapshot = format!("bench/short@s{number}");
+        rig.forebay.cli(&["volume", "delete", &snapshot])?;
+    }
+    // The layers are merged meanwhile.
+    rig.wait_catalog_still()?;
     println!(
         "{:<16}{:<7}{:>10}{:>10}{:>8}",
         "reads", "chain", "IOPS", "mean us", "others"

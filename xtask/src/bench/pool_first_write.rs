@@ -1,8 +1,9 @@
 //! The first write to each extent of 64 KiB after a snapshot, beside that to a fresh thin volume.
 //!
-//! The fresh volume's is `worst` of [`super::thin`]. A write of 4 KiB after the snapshot copies its
-//! extent; `whole` writes whole extents, fresh and after a snapshot. Each round runs all four in
-//! turns, on a ram device and on a sparse file, and starts without dirty extents.
+//! The fresh volume's is `worst` of [`super::thin`], where one fault may map up to 64 neighbours. A
+//! write of 4 KiB after the snapshot copies its extent; `whole` writes whole extents, fresh and
+//! after a snapshot. Each round runs all four in turns, on a ram device and on a sparse file, and
+//! starts without dirty extents.
 
 use std::collections::BTreeMap;
 

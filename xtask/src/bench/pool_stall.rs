@@ -48,7 +48,7 @@ const CASES: [Case; 4] = [
         device: "ram",
         volume_bytes: GIB,
         extent_bytes: 64 << 10,
-        more_bytes: 5 * GIB,
+        more_bytes: 9 * GIB,
         scattered: true,
         is_long: false,
     },
