@@ -61,12 +61,13 @@ impl Flusher {
 
 #[derive(Debug, Clone, thiserror::Error)]
 pub(crate) enum SyncError {
+    /// With the device's specification, as in the next two.
     #[error("can't flush {0}: {1}")]
-    Flush(DeviceIndex, AskError),
+    Flush(String, AskError),
     #[error("can't flush {0}: {1}")]
-    Device(DeviceIndex, String),
+    Device(String, String),
     #[error("{0} can't be flushed: it is missing or has failed")]
-    Gone(DeviceIndex),
+    Gone(String),
     #[error("{0}")]
     Pool(#[from] PoolError),
     #[error("{0}")]
@@ -161,7 +162,11 @@ impl Flusher {
         // Earlier batches are durable by now; a deleted volume has nothing pending.
         let left = core.pool.volumes().pending_on(volume, sequence);
         left.first()
-            .map_or(Ok(()), |device| Err(SyncError::Gone(*device)))
+            .map_or(Ok(()), |device| Err(self.gone(*device)))
+    }
+
+    fn gone(&self, device: DeviceIndex) -> SyncError {
+        SyncError::Gone(self.base.spec_of(device))
     }
 
     /// Each volume's highest sequence on a device that no batch contains yet.
@@ -248,7 +253,7 @@ impl Flusher {
         self.states
             .flush_device(device)
             .await
-            .map_err(|error| SyncError::Flush(device, error))?;
+            .map_err(|error| SyncError::Flush(self.base.spec_of(device), error))?;
         self.note_flushed(device);
         Ok(())
     }
@@ -287,9 +292,10 @@ impl Flusher {
         let store = {
             let devices = self.base.devices.borrow();
             let open = devices.iter().find(|open| open.index == device);
-            open.ok_or(SyncError::Gone(device))?.store.clone()
+            open.ok_or_else(|| self.gone(device))?.store.clone()
         };
-        let failed = |error: std::io::Error| SyncError::Device(device, error.to_string());
+        let failed =
+            |error: std::io::Error| SyncError::Device(self.base.spec_of(device), error.to_string());
         let (sender, ended) = oneshot::channel();
         std::thread::Builder::new()
             .name("device-flush".to_owned())
