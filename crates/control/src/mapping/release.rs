@@ -12,6 +12,7 @@ use std::rc::Rc;
 use forebay_pool::PoolError;
 use forebay_xlate::boundary::message::ToEngine;
 use forebay_xlate::{ExtentIndex, ExtentRange, VolumeId};
+use tokio::time::Instant;
 
 use crate::base::Base;
 use crate::link::Link;
@@ -114,7 +115,8 @@ impl Releaser {
 
     pub(crate) async fn give_up_volume(&self, volume: VolumeId) -> Result<(), ReleaseError> {
         let limit = self.base.limits.revoke;
-        let held = &self.revoker.hold_volume(volume, limit).await?;
+        let hold = self.revoker.hold_volume(volume, Instant::now(), limit);
+        let held = &hold.await?;
         let undrained = self.revoker.revoke_for(held, None, limit).await?;
         let released = self
             .base

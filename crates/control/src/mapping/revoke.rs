@@ -14,7 +14,7 @@ use forebay_xlate::boundary::message::ToEngine;
 use forebay_xlate::owner_side::OutOfOrder;
 use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId};
 use futures_util::future::join_all;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout_at};
 
 use crate::base::waits::Wait;
 use crate::base::{Base, count};
@@ -160,13 +160,15 @@ impl Revoker {
         })
     }
 
-    /// Holds a whole volume within a limit. A copy that was given up may go on at its devices.
+    /// Holds a whole volume, `limit` after `begun` at the latest. A copy that was given up may go on
+    /// at its devices.
     pub(crate) async fn hold_volume(
         &self,
         volume: VolumeId,
+        begun: Instant,
         limit: Duration,
     ) -> Result<LockGuard<'_>, AskError> {
-        match timeout(limit, self.locks.hold_volume(volume)).await {
+        match timeout_at(begun + limit, self.locks.hold_volume(volume)).await {
             Ok(held) => Ok(held),
             Err(_) => {
                 self.refuse_copying(volume)?;
@@ -179,9 +181,10 @@ impl Revoker {
     pub(crate) async fn hold_without_copies(
         &self,
         volume: VolumeId,
+        begun: Instant,
         limit: Duration,
     ) -> Result<LockGuard<'_>, AskError> {
-        let held = self.hold_volume(volume, limit).await?;
+        let held = self.hold_volume(volume, begun, limit).await?;
         self.refuse_copying(volume)?;
         Ok(held)
     }
@@ -202,7 +205,7 @@ impl Revoker {
     /// The volume's mappings must be durable.
     pub(crate) async fn revoke_volume(&self, volume: VolumeId) -> Result<(), AskError> {
         let limit = self.base.limits.request;
-        let held = self.hold_volume(volume, limit).await?;
+        let held = self.hold_volume(volume, Instant::now(), limit).await?;
         self.revoke(&held, limit).await?;
         self.forget_grants(&held).await
     }

@@ -84,10 +84,12 @@ impl Snapshots {
         self.sync(&volumes).await?;
         // In one order, so that two groups don't wait for each other.
         let mut held = Vec::new();
+        // Writes to those already held wait meanwhile.
+        let begun = Instant::now();
         for volume in &volumes {
-            // Writes to those already held wait meanwhile.
             let limit = self.base.limits.freeze;
-            held.push(self.revoker.hold_without_copies(*volume, limit).await?);
+            let hold = self.revoker.hold_without_copies(*volume, begun, limit);
+            held.push(hold.await?);
         }
         let result = self.take_held(new, &volumes, &held).await;
         self.base
@@ -290,7 +292,10 @@ impl Snapshots {
             .snapshots()
             .check_roll_back(volume, snapshot)?;
         let limit = self.base.limits.revoke;
-        let held = self.revoker.hold_without_copies(volume, limit).await?;
+        let hold = self
+            .revoker
+            .hold_without_copies(volume, Instant::now(), limit);
+        let held = hold.await?;
         let undrained = self.revoker.revoke_for(&held, None, limit).await?;
         // A host that connects from now on finds the snapshot's content.
         check()?;
