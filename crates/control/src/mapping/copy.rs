@@ -10,7 +10,7 @@ use std::rc::Rc;
 use forebay_pool::{CopyFailure, ExtentCopy, FaultAnswer};
 use forebay_xlate::boundary::message::{FaultFailure, Job};
 use forebay_xlate::grants::{Full, Grant, copy_target_of};
-use forebay_xlate::{ExtentIndex, ExtentRange, Rights, VolumeId, Word};
+use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId, Word};
 use tokio::time::timeout;
 
 use crate::base::{Base, Core};
@@ -23,17 +23,24 @@ use crate::mapping::fault::{FaultStep, Faults, SPARE_ENTRIES, failed};
 pub(super) struct ListedCopy {
     base: Rc<Base>,
     volume: VolumeId,
-    extent: u64,
+    device: DeviceIndex,
+    target: ExtentIndex,
+}
+
+/// Where the table lists a target. By its place: an earlier daemon's copy of the same logical
+/// extent may still be listed, and is removed later.
+fn listed_at(device: DeviceIndex, target: ExtentIndex) -> ExtentRange {
+    ExtentRange::new(u64::from(device.0) << 48 | target.0, 1)
 }
 
 impl ListedCopy {
     /// Call it when the extent's grant is listed, or when the extent is durably dirty.
     pub(super) fn unlist(self) {
-        let one = ExtentRange::new(self.extent, 1);
+        let place = listed_at(self.device, self.target);
         let grants = &mut self.base.core.borrow_mut().grants;
-        if grants.remove(copy_target_of(self.volume), one).is_err() {
+        if grants.remove(copy_target_of(self.volume), place).is_err() {
             // One entry is removed whole, which needs no room.
-            tracing::error!(volume = %self.volume, extent = self.extent, "can't unlist a copy");
+            tracing::error!(volume = %self.volume, target = ?self.target, "can't unlist a copy");
         }
     }
 }
@@ -54,7 +61,8 @@ impl Faults {
         let listed = ListedCopy {
             base: self.base.clone(),
             volume,
-            extent,
+            device: copy.target.device,
+            target: copy.target.first,
         };
         let at = ExtentIndex(extent);
         let overwrite = whole.then_some(Job::Overwrite {
@@ -124,7 +132,7 @@ impl Faults {
         let word = word.unwrap_or(Word::HOLE);
         let entry = Grant {
             volume: copy_target_of(volume),
-            range: ExtentRange::new(extent, 1),
+            range: listed_at(copy.target.device, copy.target.first),
             word,
             epoch: 0,
             commit_sequence: 0,
@@ -216,25 +224,18 @@ impl Faults {
         listed: ListedCopy,
     ) {
         let base = self.base.clone();
-        let (link, wanted) = (self.link.clone(), copy_target_of(volume));
+        let link = self.link.clone();
         self.base.spawn(async move {
             let _ = job.ended().await;
             // A dead engine's writes end before its successor is fenced on the device.
-            let device = {
-                let core = base.core.borrow();
-                let one = ExtentRange::new(extent.0, 1);
-                let listed = core.grants.granted(wanted, one);
-                listed.first().map(|grant| grant.word.device())
-            };
-            if let Some(device) = device {
-                while link
-                    .wait_session()
-                    .await
-                    .devices_ready(&[device])
-                    .await
-                    .is_err()
-                {}
-            }
+            let devices = [listed.device];
+            while link
+                .wait_session()
+                .await
+                .devices_ready(&devices)
+                .await
+                .is_err()
+            {}
             let failed = {
                 let pool = &mut base.core.borrow_mut().pool;
                 pool.snapshots()

@@ -75,7 +75,9 @@ impl Grant {
     }
 
     fn followed_by(&self, next: &Grant) -> bool {
-        self.volume == next.volume
+        // Copies end one by one.
+        copied_for(self.volume).is_none()
+            && self.volume == next.volume
             && self.range.end() == next.range.first
             && self.word.advance(self.range.count) == next.word
             && self.epoch == next.epoch

@@ -48,6 +48,17 @@ fn contiguous_grants_merge_and_split() {
     assert!(!t.covers(VolumeId(1), ExtentRange::new(3, 2), Rights::Read));
 }
 
+/// A successor adopts each target alone.
+#[test]
+fn targets_of_copies_do_not_merge() {
+    let (_dir, mut t) = table(8);
+    for at in 0..2 {
+        let volume = copy_target_of(VolumeId(1)).0;
+        t.insert(grant(volume, at, 1, at)).unwrap();
+    }
+    assert_eq!(t.iter().count(), 2);
+}
+
 #[test]
 fn full_is_said_and_victims_go_round() {
     let (_dir, mut t) = table(5);
