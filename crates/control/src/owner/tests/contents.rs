@@ -47,7 +47,8 @@ impl Contents {
         self.clone_of.insert(clone.to_owned(), snapshot.to_owned());
     }
 
-    /// Call it before each write, so that a new snapshot has what its volume has now.
+    /// Call it before each write and each change's end, so that a new snapshot has what its volume
+    /// has now.
     pub(super) fn see_new(&mut self, pool: &Pool) {
         for record in pool.volumes().records() {
             self.names.insert(record.id, record.name.clone());

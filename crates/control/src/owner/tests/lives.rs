@@ -101,7 +101,7 @@ fn a_new_daemon_goes_on_with_a_live_engine() {
         let before = life.kill().await;
         std::fs::remove_file(place.grants()).unwrap();
 
-        let mut open = devices::open(&place.specs()).unwrap();
+        let mut open = reopen(&place);
         let pool = open.pool.info().uuid.into_bytes();
         let (fake, fd) = Fake::new(1);
         let mut fake = fake.after(&before);

@@ -146,6 +146,22 @@ fn run<F: Future<Output = ()>>(test: F) {
     }));
 }
 
+/// A flush of the dead daemon may hold a device for a moment.
+fn reopen(place: &Place) -> OpenPool {
+    let end = std::time::Instant::now() + Duration::from_secs(60);
+    loop {
+        match devices::open(&place.specs()) {
+            Err(error)
+                if error.kind == crate::model::error::ErrorKind::InUse
+                    && std::time::Instant::now() < end =>
+            {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            opened => return opened.unwrap(),
+        }
+    }
+}
+
 fn owner_of(place: &Place, begin: &Begin, new: bool) -> Rc<Owner> {
     let (mut open, grants);
     if new {
@@ -160,7 +176,7 @@ fn owner_of(place: &Place, begin: &Begin, new: bool) -> Rc<Owner> {
         .unwrap();
         grants = Grants::fresh(&place.grants(), &open.pool, &begin.boot, begin.capacity);
     } else {
-        open = devices::open(&place.specs()).unwrap();
+        open = reopen(place);
         grants = Grants::adopt(
             &place.grants(),
             &mut open.pool,
@@ -215,7 +231,7 @@ impl Life {
 
     /// The next daemon, with the previous engine.
     async fn take_over(place: &Place, begin: Begin, mut fake: Fake) -> Self {
-        let mut open = devices::open(&place.specs()).unwrap();
+        let mut open = reopen(place);
         let pool = open.pool.info().uuid.into_bytes();
         let fd = fake.reconnect();
         let table = Some(std::fs::File::open(place.grants()).unwrap().into());
