@@ -140,7 +140,7 @@ fn a_small_pool_refuses_snapshots_and_copies() -> Result<()> {
     let full = full.context("a copy needs no space")? + 1;
     let written = lab.hosts[0].write_with(&mut queue, full, 1);
     ensure!(is_no_space(&written), "{written:?}");
-    // Reads continue, and writes to what is copied already.
+    // Reads continue. So do writes to extents that are already copied.
     lab.hosts[0].check()?;
     lab.hosts[0].write_with(&mut queue, 2, 1)?;
     ensure_same("t/a@s", &content(lab.address, "t/a@s")?, &taken)?;

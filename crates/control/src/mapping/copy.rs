@@ -47,7 +47,7 @@ impl ListedCopy {
 
 impl Faults {
     /// Makes the extent the volume's own. Otherwise returns why not, as a step of the fault.
-    /// `whole`: a waiting command writes all of it, which may replace the copy.
+    /// `whole`: a waiting command writes the whole extent, so its data may replace the copy.
     pub(super) async fn copy_extent(
         &self,
         volume: VolumeId,
@@ -148,9 +148,9 @@ impl Faults {
         }
     }
 
-    /// Fails with the open job if that hangs. After the death of an engine the whole copy is made
-    /// again by its successor, once earlier requests at both devices have ended. If the overwrite fails,
-    /// its command may have written a part of the target: the copy replaces it.
+    /// Fails with the open job if that hangs. If the engine dies, its successor makes the whole copy
+    /// again, once earlier requests at both devices have ended. A failed overwrite may leave a part
+    /// of its data: the copy replaces it.
     async fn run_copy(
         &self,
         copy: &ExtentCopy,

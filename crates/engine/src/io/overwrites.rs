@@ -1,10 +1,10 @@
 //! Writes of whole shared extents, which need no copy.
 //!
-//! **Design.** A snapshot has the extent, so a parked write goes to a place that no translation
-//! shows yet ([`Job::Overwrite`]). When all of it is there, the job ends, the command parks again,
-//! and the owner grants the place. If the grant names another place, or another owner gave it, the
-//! command writes the extent again. **Not here:** the choice between copy and overwrite (the
-//! owner's).
+//! **Design.** A snapshot shares the extent, so a parked write goes to a new place, which no
+//! translation names yet ([`Job::Overwrite`]). After the last byte the job ends, the command parks
+//! again, and the owner grants the place. If the grant names another place, or comes from another
+//! owner, the command writes the extent again. **Not here:** the owner's choice between copy and
+//! overwrite.
 
 use crate::io::command::Io;
 use crate::io::lanes::Lanes;
@@ -149,7 +149,8 @@ impl Overwrites {
         }
     }
 
-    /// The owner answered. If the grant does not show what is written, the command writes it again.
+    /// The owner answered. If the granted place does not hold the data, the command writes it
+    /// again.
     pub(crate) fn answered(&mut self, index: usize, io: &mut Io, lanes: &Lanes) {
         let Some(ended) = self.end(index) else {
             return;

@@ -62,7 +62,7 @@ pub enum ProtocolPost {
     ReleaseAbandoned(u32, u32),
     /// Work for the internal lane, or a [`Job::Overwrite`].
     Job(u64, Job),
-    /// The conversation ended: another owner knows nothing of the overwrites so far.
+    /// The daemon disconnected. The next one does not know the present overwrites.
     HungUp,
 }
 

@@ -156,7 +156,7 @@ impl Contents {
         )
     }
 
-    /// Compares every extent with the pool; what is found is what it holds from now on.
+    /// Compares every extent with the pool. Later comparisons expect the content found here.
     pub(super) fn compare(&mut self, pool: &mut Pool, fake: &Fake, extents: u64, seed: u64) {
         let volumes = pool.volumes().records();
         let volumes: Vec<_> = volumes.map(|one| (one.id, one.name.clone())).collect();

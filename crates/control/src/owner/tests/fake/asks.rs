@@ -23,7 +23,7 @@ impl Fake {
         });
     }
 
-    /// For a command that writes the whole extent; returns what it writes.
+    /// Faults for a command that writes the whole extent. Returns the content it will write.
     pub(in super::super) fn ask_whole(&mut self, volume: VolumeId, extent: u64) -> u64 {
         self.written += 1;
         self.whole.insert((volume, extent), self.written);
