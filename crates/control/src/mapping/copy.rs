@@ -159,9 +159,13 @@ impl Faults {
         let devices = [copy.source.device, copy.target.device];
         loop {
             let session = self.link.wait_session().await;
-            // After a lost session, the job of the same engine may still write the target.
-            session.inherited_jobs_finished(copy.target.device).await;
             let limit = self.base.limits.job;
+            // After a lost session, the job of the same engine may still write the target.
+            let finished = session.inherited_jobs_finished(copy.target.device);
+            if timeout(limit, finished).await.is_err() {
+                self.suspect(&session, copy);
+                continue;
+            }
             let ready = timeout(limit, session.devices_ready(&devices)).await;
             match ready.unwrap_or(Err(AskError::TimedOut(limit, "a device's fence"))) {
                 Ok(()) => {}
