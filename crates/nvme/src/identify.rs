@@ -3,7 +3,7 @@
 //! Reserved bytes, and fields of missing features, are named `reserved<offset>` and stay zero.
 
 use std::mem::offset_of;
-use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::little_endian::{U16, U32, U64, U128};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// CNS values (Base 2.0, 5.17.1, figure 273).
@@ -24,6 +24,10 @@ pub mod cns {
     pub const CSI_ACTIVE_NAMESPACES: u8 = 0x07;
     /// Command-set-independent namespace.
     pub const INDEPENDENT_NAMESPACE: u8 = 0x08;
+    /// Allocated Namespace ID list.
+    pub const ALLOCATED_NAMESPACES: u8 = 0x10;
+    /// Identify Namespace of an allocated namespace.
+    pub const ALLOCATED_NAMESPACE: u8 = 0x11;
     /// Controller list of a namespace.
     pub const NAMESPACE_CONTROLLERS: u8 = 0x12;
     /// Controller list of the subsystem.
@@ -84,15 +88,19 @@ pub struct IdentifyController {
     pub fguid: [u8; 16],
     /// Retry delays 1–3, in 100 ms.
     pub crdt: [U16; 3],
-    /// Reserved; NVMe-MI fields.
-    pub reserved134: [u8; 122],
+    /// Reserved.
+    pub reserved134: [u8; 119],
+    /// NVM Subsystem Report: bit 0 storage device.
+    pub nvmsr: u8,
+    /// VPD writes; Management Endpoints in PCIe and SMBus.
+    pub reserved254: [u8; 2],
     /// Optional admin commands.
     pub oacs: U16,
     /// Abort Command Limit, 0's based.
     pub acl: u8,
     /// Event Request Limit, 0's based.
     pub aerl: u8,
-    /// Firmware: bit 0 slot 1 read-only, bits 3:1 slots.
+    /// Firmware: bit 0 slot 1 read-only, bits 3:1 slots, bit 4 activation without reset.
     pub frmw: u8,
     /// Log Page Attributes.
     pub lpa: u8,
@@ -101,7 +109,15 @@ pub struct IdentifyController {
     /// Power states, 0's based.
     pub npss: u8,
     /// Vendor, power, thermal, host memory.
-    pub reserved264: [u8; 56],
+    pub reserved264: [u8; 16],
+    /// Total NVM capacity, bytes.
+    pub tnvmcap: U128,
+    /// Unallocated NVM capacity, bytes.
+    pub unvmcap: U128,
+    /// Replay protection, self-test.
+    pub reserved312: [u8; 7],
+    /// Firmware Update Granularity, 4 KiB; FFh: any.
+    pub fwug: u8,
     /// Keep alive granularity, 100 ms.
     pub kas: U16,
     /// Thermal, sanitize, host memory, sets, groups.
@@ -128,7 +144,8 @@ pub struct IdentifyController {
     pub oncs: U16,
     /// Fused: bit 0 Compare and Write.
     pub fuses: U16,
-    /// Format NVM Attributes.
+    /// Format NVM: bit 0 format of all namespaces, bit 1 erase of all, bit 3 NSID FFFFFFFFh
+    /// unsupported.
     pub fna: u8,
     /// Write cache: bit 0 present, bits 2:1 Flush with NSID FFFFFFFFh.
     pub vwc: u8,
@@ -180,8 +197,10 @@ const _: () = {
     assert!(offset_of!(IdentifyController, oaes) == 92);
     assert!(offset_of!(IdentifyController, cntrltype) == 111);
     assert!(offset_of!(IdentifyController, crdt) == 128);
+    assert!(offset_of!(IdentifyController, nvmsr) == 253);
     assert!(offset_of!(IdentifyController, oacs) == 256);
     assert!(offset_of!(IdentifyController, npss) == 263);
+    assert!(offset_of!(IdentifyController, tnvmcap) == 280);
     assert!(offset_of!(IdentifyController, kas) == 320);
     assert!(offset_of!(IdentifyController, anatt) == 342);
     assert!(offset_of!(IdentifyController, nanagrpid) == 348);
@@ -202,6 +221,8 @@ impl IdentifyController {
     pub const CNTRLTYPE_IO: u8 = 1;
     /// A Discovery controller.
     pub const CNTRLTYPE_DISCOVERY: u8 = 2;
+    /// An Administrative controller.
+    pub const CNTRLTYPE_ADMINISTRATIVE: u8 = 3;
 }
 
 /// Identify Namespace, NVM command set (NVM Command Set 1.0, 4.1.5.1).
@@ -251,7 +272,7 @@ pub struct IdentifyNamespace {
     /// Optimal I/O boundary, blocks; 0: none.
     pub noiob: U16,
     /// NVM capacity, bytes.
-    pub nvmcap: [u8; 16],
+    pub nvmcap: U128,
     /// Write granularity, 0's based blocks.
     pub npwg: U16,
     /// Write alignment, 0's based blocks.
@@ -287,6 +308,7 @@ const _: () = {
     assert!(size_of::<IdentifyNamespace>() == IDENTIFY_BYTES);
     assert!(offset_of!(IdentifyNamespace, rescap) == 31);
     assert!(offset_of!(IdentifyNamespace, dlfeat) == 33);
+    assert!(offset_of!(IdentifyNamespace, nvmcap) == 48);
     assert!(offset_of!(IdentifyNamespace, npwg) == 64);
     assert!(offset_of!(IdentifyNamespace, nows) == 72);
     assert!(offset_of!(IdentifyNamespace, anagrpid) == 92);

@@ -45,10 +45,16 @@ pub const MI_COMMANDS_SUPPORTED_BYTES: usize = 4096;
 pub const SUPPORTED: u32 = 1 << 0;
 /// Log page 05h: Logical Block Content Change.
 pub const EFFECT_LBCC: u32 = 1 << 1;
+/// Log page 05h: Namespace Capability Change.
+pub const EFFECT_NCC: u32 = 1 << 2;
+/// Log page 05h: Namespace Inventory Change.
+pub const EFFECT_NIC: u32 = 1 << 3;
 /// Log pages 05h, 12h: namespace scope.
 pub const SCOPE_NAMESPACE: u32 = 1 << 20;
 /// Log pages 05h, 12h: controller scope.
 pub const SCOPE_CONTROLLER: u32 = 1 << 21;
+/// Log pages 05h, 12h: NVM subsystem scope.
+pub const SCOPE_SUBSYSTEM: u32 = 1 << 25;
 
 /// Error Information entry (5.16.1.2, figure 206).
 #[derive(
@@ -138,7 +144,7 @@ const _: () = assert!(std::mem::offset_of!(SmartHealth, error_log_entries) == 17
 )]
 #[repr(C)]
 pub struct FirmwareSlots {
-    /// Active slot in bits 2:0.
+    /// Active slot in bits 2:0; slot of the next reset in bits 6:4, or 0.
     pub afi: u8,
     /// Reserved.
     pub reserved1: [u8; 7],

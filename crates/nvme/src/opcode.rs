@@ -23,12 +23,22 @@ pub mod admin {
     pub const GET_FEATURES: u8 = 0x0A;
     /// Asynchronous Event Request.
     pub const ASYNC_EVENT_REQUEST: u8 = 0x0C;
+    /// Namespace Management.
+    pub const NAMESPACE_MANAGEMENT: u8 = 0x0D;
+    /// Firmware Commit.
+    pub const FIRMWARE_COMMIT: u8 = 0x10;
+    /// Firmware Image Download.
+    pub const FIRMWARE_DOWNLOAD: u8 = 0x11;
+    /// Namespace Attachment.
+    pub const NAMESPACE_ATTACHMENT: u8 = 0x15;
     /// Keep Alive.
     pub const KEEP_ALIVE: u8 = 0x18;
     /// Virtualization Management.
     pub const VIRTUALIZATION_MANAGEMENT: u8 = 0x1C;
     /// Doorbell Buffer Config.
     pub const DOORBELL_BUFFER_CONFIG: u8 = 0x7C;
+    /// Format NVM.
+    pub const FORMAT_NVM: u8 = 0x80;
 }
 
 /// NVM command set (NVM Command Set 1.0, 3.2).

@@ -113,6 +113,10 @@ statuses! {
     ASYNC_EVENT_REQUEST_LIMIT_EXCEEDED = 1, 0x05;
     /// Invalid Interrupt Vector.
     INVALID_INTERRUPT_VECTOR = 1, 0x08;
+    /// Invalid Firmware Slot.
+    INVALID_FIRMWARE_SLOT = 1, 0x06;
+    /// Invalid Firmware Image.
+    INVALID_FIRMWARE_IMAGE = 1, 0x07;
     /// Invalid Log Page.
     INVALID_LOG_PAGE = 1, 0x09;
     /// Invalid Format.
@@ -125,6 +129,26 @@ statuses! {
     FEATURE_NOT_CHANGEABLE = 1, 0x0E;
     /// Feature Not Namespace Specific.
     FEATURE_NOT_NAMESPACE_SPECIFIC = 1, 0x0F;
+    /// Firmware Activation Requires Maximum Time Violation.
+    FIRMWARE_ACTIVATION_MAX_TIME = 1, 0x12;
+    /// Firmware Activation Prohibited.
+    FIRMWARE_ACTIVATION_PROHIBITED = 1, 0x13;
+    /// Overlapping Range.
+    OVERLAPPING_RANGE = 1, 0x14;
+    /// Namespace Insufficient Capacity.
+    NAMESPACE_INSUFFICIENT_CAPACITY = 1, 0x15;
+    /// Namespace Identifier Unavailable.
+    NAMESPACE_IDENTIFIER_UNAVAILABLE = 1, 0x16;
+    /// Namespace Already Attached.
+    NAMESPACE_ALREADY_ATTACHED = 1, 0x18;
+    /// Namespace Is Private.
+    NAMESPACE_IS_PRIVATE = 1, 0x19;
+    /// Namespace Not Attached.
+    NAMESPACE_NOT_ATTACHED = 1, 0x1A;
+    /// Thin Provisioning Not Supported.
+    THIN_PROVISIONING_NOT_SUPPORTED = 1, 0x1B;
+    /// Controller List Invalid.
+    CONTROLLER_LIST_INVALID = 1, 0x1C;
     /// Invalid Controller Identifier.
     INVALID_CONTROLLER_IDENTIFIER = 1, 0x1F;
     /// Invalid Secondary Controller State.
