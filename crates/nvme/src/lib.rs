@@ -8,7 +8,8 @@
 //! - [`io`] checks I/O commands; [`reservation`] has the rules of reservations.
 //! - [`pcie`] is a controller on PCI Express; [`tcp`] is the NVMe/TCP codec; [`host`] is the host
 //!   side.
-//! - [`mi`] has messages and command slots of the Management Interface.
+//! - [`mi`] has messages and command slots of the Management Interface; [`management`] decodes
+//!   Admin commands that change the subsystem.
 //!
 //! Unless stated otherwise, section numbers are those of *NVM Express Base Specification 2.0*, *NVM
 //! Command Set Specification 1.0* and *NVMe/TCP Transport Specification 1.0*.
@@ -25,6 +26,7 @@ pub mod host;
 pub mod identify;
 pub mod io;
 pub mod log_page;
+pub mod management;
 pub mod mi;
 pub mod nqn;
 pub mod opcode;

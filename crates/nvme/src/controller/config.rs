@@ -1,6 +1,6 @@
 //! A controller's fixed configuration and its environment.
 
-use super::{Ana, MAX_IO_QUEUES, MAX_NAMESPACES};
+use super::{Ana, MAX_IO_QUEUES, MAX_NAMESPACES, MAX_NSID};
 use crate::Nqn;
 use crate::fabrics::DiscoveryLogEntry;
 use crate::io::NamespaceGeometry;
@@ -14,11 +14,18 @@ pub enum ControllerKind {
     Discovery,
     /// I/O controller on PCI Express ([`crate::pcie`]).
     Pcie,
+    /// A controller as a management endpoint sees it ([`crate::mi`]). CNTLID 0 is Administrative
+    /// and primary, the others are I/O controllers.
+    Management,
 }
 
 impl ControllerKind {
     pub(crate) const fn has_io(self) -> bool {
         !matches!(self, Self::Discovery)
+    }
+
+    pub(super) const fn is_fabrics(self) -> bool {
+        matches!(self, Self::Io | Self::Discovery)
     }
 }
 
@@ -45,7 +52,8 @@ pub struct ControllerConfig {
     pub mdts_bytes: u32,
     /// In-capsule I/O data: a multiple of 16.
     pub in_capsule_bytes: u32,
-    /// Highest namespace identifier, 1 to [`MAX_NAMESPACES`].
+    /// Highest namespace identifier, 1 to [`MAX_NAMESPACES`]. For
+    /// [`ControllerKind::Management`], the most namespaces, with any identifiers.
     pub namespaces: u32,
 }
 
@@ -90,6 +98,18 @@ impl ControllerConfig {
         }
     }
 
+    /// Defaults: log pages of at most 64 KiB, 1024 namespaces.
+    pub fn management(cntlid: u16, subnqn: Nqn, serial: &str) -> Self {
+        Self {
+            kind: ControllerKind::Management,
+            model: ascii("Forebay storage node"),
+            mdts_bytes: 64 << 10,
+            in_capsule_bytes: 0,
+            namespaces: 1024,
+            ..Self::io(cntlid, subnqn, serial)
+        }
+    }
+
     /// Clamps all numbers to their ranges.
     pub fn normalized(mut self) -> Self {
         self.cntlid = self.cntlid.min(0xFFEF);
@@ -97,7 +117,10 @@ impl ControllerConfig {
         self.max_io_queues = self.max_io_queues.clamp(1, MAX_IO_QUEUES);
         self.mdts_bytes = 1 << self.mdts_bytes.clamp(8192, 1 << 30).ilog2();
         self.in_capsule_bytes = self.in_capsule_bytes.min(1 << 30) / 16 * 16;
-        self.namespaces = self.namespaces.clamp(1, MAX_NAMESPACES);
+        self.namespaces = match self.kind {
+            ControllerKind::Management => self.namespaces.clamp(1, MAX_NSID),
+            _ => self.namespaces.clamp(1, MAX_NAMESPACES),
+        };
         self
     }
 
@@ -122,7 +145,8 @@ pub fn ascii<const N: usize>(text: &str) -> [u8; N] {
 
 /// The environment, queried for each command.
 pub trait AdminEnv {
-    /// The current namespace; `None`: unused identifier.
+    /// The current namespace; `None`: unused identifier. Management controllers ask for any
+    /// allocated one, others for attached ones.
     fn namespace(&self, nsid: u32) -> Option<NamespaceInfo>;
 
     /// Values for the SMART / Health log page.
@@ -135,7 +159,7 @@ pub trait AdminEnv {
         Ana::default()
     }
 
-    /// Controllers with this namespace, including the caller; empty if unknown.
+    /// Controllers of the subsystem, including the caller; empty if unknown.
     fn controllers(&self) -> Vec<SubsystemController> {
         Vec::new()
     }
@@ -166,6 +190,64 @@ pub trait AdminEnv {
     fn discovery_entry(&self, host: &Nqn, index: u64) -> Option<DiscoveryLogEntry> {
         let _ = (host, index);
         None
+    }
+
+    /// Allocated namespaces with higher identifiers, ascending: the first 1024. This and the rest
+    /// is for management controllers.
+    fn allocated_after(&self, nsid: u32) -> Vec<u32> {
+        let _ = nsid;
+        Vec::new()
+    }
+
+    /// As [`Self::allocated_after`], but only namespaces of the addressed controller.
+    fn attached_after(&self, nsid: u32) -> Vec<u32> {
+        let _ = nsid;
+        Vec::new()
+    }
+
+    /// Controllers with this namespace, ascending.
+    fn controllers_of(&self, nsid: u32) -> Vec<u16> {
+        let _ = nsid;
+        Vec::new()
+    }
+
+    /// Capacity of the subsystem: total and unallocated bytes.
+    fn capacity(&self) -> (u128, u128) {
+        (0, 0)
+    }
+
+    /// The firmware; `None`: one slot with [`ControllerConfig::firmware`].
+    fn firmware(&self) -> Option<Firmware> {
+        None
+    }
+
+    /// Vendor log pages that the caller answers.
+    fn vendor_logs(&self) -> &[u8] {
+        &[]
+    }
+
+    /// Vendor Admin commands that the caller answers.
+    fn vendor_commands(&self) -> &[u8] {
+        &[]
+    }
+}
+
+/// Two firmware slots (Base 2.0, 5.16.1.4).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Firmware {
+    /// The slot that runs: 1 or 2.
+    pub active_slot: u8,
+    /// The slot of the next reset; 0: undecided.
+    pub next_slot: u8,
+    /// Revisions of both slots, see [`ascii`]; `None`: an empty slot.
+    pub revisions: [Option<[u8; 8]>; 2],
+}
+
+impl Firmware {
+    /// The revision that runs.
+    pub(super) fn active(&self) -> Option<[u8; 8]> {
+        let index = usize::from(self.active_slot).checked_sub(1)?;
+        *self.revisions.get(index)?
     }
 }
 

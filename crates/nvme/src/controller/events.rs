@@ -4,7 +4,7 @@
 //! its log page with Retain Asynchronous Event clear, so none is lost or repeated. Vendor events
 //! and other errors are not reported.
 
-use super::{Controller, ControllerState, Reply};
+use super::{Controller, ControllerKind, ControllerState, Reply};
 use crate::log_page;
 use crate::{Sqe, Status, feature};
 
@@ -102,8 +102,12 @@ impl Controller {
         })
     }
 
-    /// Lists a namespace whose size or presence changed, and reports it if enabled.
+    /// Lists a namespace whose size, presence or attachment changed, and reports it if enabled.
     pub fn namespace_changed(&mut self, nsid: u32) {
+        if self.config.kind == ControllerKind::Management {
+            self.changed.add(nsid);
+            return;
+        }
         if (1..=self.config.namespaces).contains(&nsid) {
             let bit = 1 << (nsid - 1);
             self.state.changed_namespaces |= bit;

@@ -80,7 +80,7 @@ impl Controller {
         feature_events(self.config.kind)
             | match self.config.kind {
                 ControllerKind::Io | ControllerKind::Pcie => feature::AEC_SMART_WARNINGS,
-                ControllerKind::Discovery => 0,
+                ControllerKind::Discovery | ControllerKind::Management => 0,
             }
     }
 
@@ -306,6 +306,7 @@ pub(super) fn feature_events(kind: ControllerKind) -> u32 {
         ControllerKind::Io => feature::AEC_NAMESPACE_ATTRIBUTE | feature::AEC_ANA_CHANGE,
         ControllerKind::Pcie => feature::AEC_NAMESPACE_ATTRIBUTE,
         ControllerKind::Discovery => feature::AEC_DISCOVERY_LOG_CHANGE,
+        ControllerKind::Management => 0,
     }
 }
 

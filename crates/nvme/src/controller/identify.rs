@@ -1,18 +1,19 @@
 //! The Identify command (Base 2.0, 5.17): fills the structures of [`crate::identify`].
 //!
-//! Namespace management, NVM sets, endurance groups, domains and UUID lists are unsupported: those
-//! CNS values are invalid fields.
+//! NVM sets, endurance groups, domains and UUID lists are unsupported: those CNS values are invalid
+//! fields.
 
 use super::supported::{Face, supports_cns};
 use super::{
-    AdminEnv, ControllerConfig, ControllerKind, NamespaceInfo, Reply, ana, features, keep_alive,
+    AdminEnv, ControllerConfig, ControllerKind, MAX_NSID, NamespaceInfo, Reply, ana, features,
+    keep_alive, management,
 };
 use crate::identify::{
     CSI_NVM, IdentifyController, IdentifyNamespace, IndependentNamespace, NvmIdentifyController,
     cns, nidt,
 };
-use crate::{Sqe, Status, register};
-use zerocopy::little_endian::{U16, U32, U64};
+use crate::{NSID_ALL, Sqe, Status, register};
+use zerocopy::little_endian::{U16, U32, U64, U128};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout};
 
 /// CRDT1: the delay after Command Interrupted.
@@ -52,13 +53,23 @@ impl ControllerConfig {
         }
         match what {
             cns::CONTROLLER => self.identify_controller(view(out)?, env),
+            cns::NAMESPACE if self.kind == ControllerKind::Management && nsid == NSID_ALL => {
+                let id = view(out)?;
+                identify_common(id);
+                management::identify_formats(0, id);
+            }
+            cns::ALLOCATED_NAMESPACE => {
+                if let Some(info) = self.allocated_namespace(nsid, env)? {
+                    self.identify_namespace(&info, view(out)?);
+                }
+            }
             cns::NAMESPACE => {
                 if let Some(info) = self.namespace(nsid, env)? {
                     self.identify_namespace(&info, view(out)?);
                 }
             }
-            cns::ACTIVE_NAMESPACES | cns::CSI_ACTIVE_NAMESPACES => {
-                self.active_namespaces(nsid, out, env)?;
+            cns::ACTIVE_NAMESPACES | cns::CSI_ACTIVE_NAMESPACES | cns::ALLOCATED_NAMESPACES => {
+                self.namespace_list(what, nsid, out, env)?;
             }
             cns::NAMESPACE_DESCRIPTORS => {
                 let info = self.namespace(nsid, env)?;
@@ -110,23 +121,33 @@ impl ControllerConfig {
         nsid: u32,
         env: &dyn AdminEnv,
     ) -> Result<Option<NamespaceInfo>, Status> {
+        if self.kind == ControllerKind::Management {
+            return self.attached_namespace(nsid, env);
+        }
         if nsid == 0 || nsid > self.namespaces {
             return Err(Status::INVALID_NAMESPACE_OR_FORMAT);
         }
         Ok(env.namespace(nsid))
     }
 
-    fn active_namespaces(
+    fn namespace_list(
         &self,
+        what: u8,
         after: u32,
         out: &mut [u8],
         env: &dyn AdminEnv,
     ) -> Result<(), Status> {
-        if after >= 0xFFFF_FFFE {
+        if after >= MAX_NSID {
             return Err(Status::INVALID_NAMESPACE_OR_FORMAT);
         }
-        let active = (after + 1..=self.namespaces).filter(|&nsid| env.namespace(nsid).is_some());
-        for (to, nsid) in out.chunks_exact_mut(4).zip(active) {
+        let list: Vec<u32> = match (what, self.kind) {
+            (cns::ALLOCATED_NAMESPACES, _) => env.allocated_after(after),
+            (_, ControllerKind::Management) => env.attached_after(after),
+            _ => (after + 1..=self.namespaces)
+                .filter(|&nsid| env.namespace(nsid).is_some())
+                .collect(),
+        };
+        for (to, nsid) in out.chunks_exact_mut(4).zip(list) {
             to.copy_from_slice(&nsid.to_le_bytes());
         }
         Ok(())
@@ -194,6 +215,7 @@ impl ControllerConfig {
                 let primary = u16::from(self.face(env) == Face::Primary);
                 id.oacs = U16::new(1 << 8 | primary << 7);
             }
+            ControllerKind::Management => self.identify_management(id, env),
         }
     }
 
@@ -224,16 +246,12 @@ impl ControllerConfig {
         // The whole size can be written.
         id.ncap = id.nsze;
         id.nuse = U64::new(info.used_blocks.min(geometry.block_count));
-        id.nsfeat = IdentifyNamespace::NSFEAT_THINP
-            | IdentifyNamespace::NSFEAT_UIDREUSE
-            | IdentifyNamespace::NSFEAT_OPTPERF;
-        id.nmic = NMIC_SHARED;
+        identify_common(id);
+        id.nsfeat |= IdentifyNamespace::NSFEAT_OPTPERF;
         if self.kind == ControllerKind::Io {
             id.rescap = RESCAP;
             id.anagrpid = U32::new(ana::GROUP);
         }
-        // Deallocated blocks read as zeros; Write Zeroes may deallocate.
-        id.dlfeat = 0b001 | 1 << 3;
         // Writes below a memory page are inefficient.
         id.npwg = blocks(4096);
         id.npwa = id.npwg;
@@ -243,8 +261,23 @@ impl ControllerConfig {
         id.nows = blocks(info.extent_bytes.min(self.mdts_bytes));
         id.nsattr = nsattr(info);
         id.nguid = info.nguid;
-        id.lbaf[0] = U32::new(geometry.block_bytes.max(1).ilog2() << 16);
+        if self.kind == ControllerKind::Management {
+            // Thin: the written part. So the namespaces' sum and UNVMCAP are TNVMCAP.
+            let used = u128::from(id.nuse.get()) * u128::from(geometry.block_bytes);
+            id.nvmcap = U128::new(used);
+            management::identify_formats(geometry.block_bytes, id);
+        } else {
+            id.lbaf[0] = U32::new(geometry.block_bytes.max(1).ilog2() << 16);
+        }
     }
+}
+
+/// What all namespaces have.
+fn identify_common(id: &mut IdentifyNamespace) {
+    id.nsfeat = IdentifyNamespace::NSFEAT_THINP | IdentifyNamespace::NSFEAT_UIDREUSE;
+    id.nmic = NMIC_SHARED;
+    // Deallocated blocks read as zeros; Write Zeroes may deallocate.
+    id.dlfeat = 0b001 | 1 << 3;
 }
 
 /// NSATTR. NWPC is 0: hosts cannot change it (Base 2.0, 8.12).

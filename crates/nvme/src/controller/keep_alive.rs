@@ -17,13 +17,14 @@ const IDLE_TIMEOUT_NS: u64 = 120_000_000_000;
 impl Controller {
     /// The association's deadline if the host stays silent.
     pub fn deadline_ns(&self) -> Option<u64> {
-        if self.config.kind == ControllerKind::Pcie {
+        if !self.config.kind.is_fabrics() {
             return None;
         }
-        let timeout_ns = match (self.ready(), self.state.kato_ms, self.config.kind) {
-            (true, 0, ControllerKind::Io | ControllerKind::Pcie) => return None,
-            (false, ..) | (true, 0, ControllerKind::Discovery) => IDLE_TIMEOUT_NS,
-            (true, kato_ms, _) => u64::from(kato_ms) * 1_000_000,
+        let discovery = self.config.kind == ControllerKind::Discovery;
+        let timeout_ns = match (self.ready(), self.state.kato_ms) {
+            (true, 0) if !discovery => return None,
+            (false, _) | (true, 0) => IDLE_TIMEOUT_NS,
+            (true, kato_ms) => u64::from(kato_ms) * 1_000_000,
         };
         Some(self.state.keep_alive_from_ns.saturating_add(timeout_ns))
     }

@@ -3,7 +3,7 @@
 //! Any part can be read. Bytes past the end are zeros; an offset past it is an Invalid Field.
 
 use super::supported::{self, Face};
-use super::{AdminEnv, Controller, Reply, events};
+use super::{AdminEnv, Controller, ControllerConfig, ControllerKind, Firmware, Reply, events};
 use crate::fabrics::{DiscoveryLogEntry, DiscoveryLogHeader};
 use crate::identify::CSI_NVM;
 use crate::log_page::{self, ErrorEntry, FirmwareSlots, SmartHealth};
@@ -81,7 +81,7 @@ impl Controller {
         }
         match lid {
             log_page::SUPPORTED_LOG_PAGES => {
-                part(logs_supported(face).as_bytes(), offset, out)?;
+                part(logs_supported(face, env).as_bytes(), offset, out)?;
             }
             log_page::ERROR_INFORMATION => {
                 part(self.errors.as_bytes(), offset, out)?;
@@ -101,10 +101,10 @@ impl Controller {
                 }
             }
             log_page::FIRMWARE_SLOT => {
-                let mut page = FirmwareSlots::new_zeroed();
-                page.afi = 1;
-                page.frs[0] = self.config.firmware;
-                part(page.as_bytes(), offset, out)?;
+                part(self.config.firmware_slots(env).as_bytes(), offset, out)?;
+            }
+            log_page::CHANGED_NAMESPACE_LIST if self.config.kind == ControllerKind::Management => {
+                self.changed.read(offset, retain, out)?;
             }
             log_page::CHANGED_NAMESPACE_LIST => self.changed_namespaces(offset, retain, out)?,
             log_page::COMMANDS_SUPPORTED_AND_EFFECTS => {
@@ -112,7 +112,7 @@ impl Controller {
                 if (sqe.cdw(14) >> 24) as u8 != CSI_NVM {
                     return Err(Status::IO_COMMAND_SET_NOT_SUPPORTED);
                 }
-                part(commands_supported(face).as_bytes(), offset, out)?;
+                part(commands_supported(face, env).as_bytes(), offset, out)?;
             }
             log_page::FEATURES_SUPPORTED_AND_EFFECTS => {
                 part(features_supported(face).as_bytes(), offset, out)?;
@@ -245,14 +245,36 @@ impl Controller {
     }
 }
 
+impl ControllerConfig {
+    fn firmware_slots(&self, env: &dyn AdminEnv) -> FirmwareSlots {
+        let firmware = env.firmware().unwrap_or(Firmware {
+            active_slot: 1,
+            next_slot: 0,
+            revisions: [Some(self.firmware), None],
+        });
+        let mut page = FirmwareSlots::new_zeroed();
+        page.afi = firmware.active_slot & 7 | (firmware.next_slot & 7) << 4;
+        for (to, revision) in page.frs.iter_mut().zip(firmware.revisions) {
+            *to = revision.unwrap_or_default();
+        }
+        page
+    }
+}
+
 /// 256 admin commands, then 256 I/O commands.
-fn commands_supported(face: Face) -> [U32; log_page::COMMANDS_SUPPORTED_BYTES / 4] {
+fn commands_supported(
+    face: Face,
+    env: &dyn AdminEnv,
+) -> [U32; log_page::COMMANDS_SUPPORTED_BYTES / 4] {
     let mut page = [U32::new(0); log_page::COMMANDS_SUPPORTED_BYTES / 4];
     let descriptor =
         |effects: Option<u32>| U32::new(effects.map_or(0, |e| log_page::SUPPORTED | e));
     for op in 0..=255 {
         page[usize::from(op)] = descriptor(supported::admin_effects(face, op));
         page[256 + usize::from(op)] = descriptor(supported::io_effects(face, op));
+    }
+    for op in env.vendor_commands() {
+        page[usize::from(*op)] = descriptor(Some(log_page::SCOPE_SUBSYSTEM));
     }
     page
 }
@@ -264,9 +286,13 @@ fn features_supported(face: Face) -> [U32; log_page::FEATURES_SUPPORTED_BYTES / 
     })
 }
 
-fn logs_supported(face: Face) -> [U32; log_page::SUPPORTED_LOG_PAGES_BYTES / 4] {
+fn logs_supported(
+    face: Face,
+    env: &dyn AdminEnv,
+) -> [U32; log_page::SUPPORTED_LOG_PAGES_BYTES / 4] {
     std::array::from_fn(|lid| {
-        let there = supported::supports_log(face, lid as u8);
+        let lid = lid as u8;
+        let there = supported::supports_log(face, lid) || env.vendor_logs().contains(&lid);
         U32::new(u32::from(there) * log_page::SUPPORTED)
     })
 }

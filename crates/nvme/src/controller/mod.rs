@@ -1,4 +1,5 @@
-//! An NVMe controller as a state machine: one [`Controller`] per association, I/O or Discovery.
+//! An NVMe controller as a state machine: one [`Controller`] per association, I/O or Discovery, or
+//! per controller that a management endpoint shows.
 //!
 //! Commands, data and time come in; completions and [`Effect`]s go out. The owner copies the
 //! [`ControllerState`] to where a successor finds it. [`AdminEnv`] supplies the current namespaces.
@@ -19,6 +20,7 @@ mod features;
 mod identify;
 mod keep_alive;
 mod log_pages;
+mod management;
 mod notices;
 mod registers;
 mod state;
@@ -29,7 +31,8 @@ mod virtualization;
 
 pub use ana::{Ana, AnaState};
 pub use config::{
-    AdminEnv, ControllerConfig, ControllerKind, Health, NamespaceInfo, SubsystemController, ascii,
+    AdminEnv, ControllerConfig, ControllerKind, Firmware, Health, NamespaceInfo,
+    SubsystemController, ascii,
 };
 pub use connect::{AdminConnect, IoQueue, Refusal, check_admin_connect};
 pub use events::EventCompletion;
@@ -45,6 +48,8 @@ use zerocopy::FromZeros;
 
 /// Maximum namespaces.
 pub const MAX_NAMESPACES: u32 = 64;
+/// The highest valid namespace identifier (Base 2.0, 3.2.1.2).
+pub(crate) const MAX_NSID: u32 = 0xFFFF_FFFE;
 /// The namespace with features and reservations.
 const FEATURES_NSID: u32 = 1;
 /// Maximum I/O queues.
@@ -60,6 +65,8 @@ pub struct Controller {
     state: ControllerState,
     // Newest first. Not in the state: a successor's log is empty.
     errors: [ErrorEntry; log_pages::ERROR_ENTRIES],
+    // Of management controllers; the state's list has too few places for their identifiers.
+    changed: management::ChangedNamespaces,
 }
 
 /// The owner's work after a property write.
@@ -130,6 +137,7 @@ impl Controller {
             hostnqn: connect.hostnqn,
             state: ControllerState::new_zeroed(),
             errors: [ErrorEntry::new_zeroed(); log_pages::ERROR_ENTRIES],
+            changed: management::ChangedNamespaces::default(),
         };
         controller.state.cntlid = controller.config.cntlid;
         controller.state.hostnqn = connect.hostnqn.to_field();
@@ -140,8 +148,18 @@ impl Controller {
         controller
     }
 
-    /// A PCI function's controller; its host has no name.
-    pub(crate) fn of_function(config: ControllerConfig) -> Self {
+    /// A controller of [`ControllerKind::Management`]: always ready, and without a host.
+    pub fn management(config: ControllerConfig) -> Self {
+        let mut controller = Self::without_host(ControllerConfig {
+            kind: ControllerKind::Management,
+            ..config
+        });
+        controller.make_ready();
+        controller
+    }
+
+    /// The controller of a host without a name.
+    pub(crate) fn without_host(config: ControllerConfig) -> Self {
         let connect = AdminConnect {
             subnqn: config.subnqn,
             hostnqn: config.subnqn,
@@ -162,6 +180,7 @@ impl Controller {
             hostnqn,
             state: *state,
             errors: [ErrorEntry::new_zeroed(); log_pages::ERROR_ENTRIES],
+            changed: management::ChangedNamespaces::default(),
         })
     }
 
@@ -221,7 +240,7 @@ impl Controller {
         now_ns: u64,
     ) -> AdminOutcome {
         self.note_command(sqe, now_ns);
-        if sqe.opcode() == opcode::FABRICS && self.config.kind != ControllerKind::Pcie {
+        if sqe.opcode() == opcode::FABRICS && self.config.kind.is_fabrics() {
             return match self.fabrics(sqe, now_ns) {
                 Ok((result, effect)) => AdminOutcome::Complete {
                     status: Status::SUCCESS,
@@ -297,7 +316,8 @@ impl Controller {
                 self.state.keep_alive(now_ns);
                 Ok(Reply::default())
             }
-            // `admin_effects` refused the others, except those of `crate::pcie`.
+            // `admin_effects` refused the others, except those of `crate::pcie` and
+            // `crate::management`.
             _ => Err(Status::INVALID_OPCODE),
         }
     }

@@ -158,6 +158,12 @@ impl Controller {
         }
     }
 
+    /// Enables the controller without a host.
+    pub(super) fn make_ready(&mut self) {
+        self.state.cc = Cc::new().with_en(true).into_bits();
+        self.state.set_csts(Csts::new().with_rdy(true));
+    }
+
     /// Sets Controller Fatal Status; the owner must end the association.
     pub fn fail(&mut self) {
         self.state.set_csts(self.csts().with_cfs(true));

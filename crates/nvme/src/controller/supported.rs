@@ -4,7 +4,9 @@
 
 use super::{AdminEnv, ControllerConfig, ControllerKind};
 use crate::identify::cns;
-use crate::log_page::{self, EFFECT_LBCC, SCOPE_CONTROLLER, SCOPE_NAMESPACE};
+use crate::log_page::{
+    self, EFFECT_LBCC, EFFECT_NCC, EFFECT_NIC, SCOPE_CONTROLLER, SCOPE_NAMESPACE, SCOPE_SUBSYSTEM,
+};
 use crate::opcode::{admin, nvm};
 use crate::{feature, io};
 
@@ -17,11 +19,23 @@ pub(super) enum Face {
     Primary,
     /// Another PCIe controller.
     Secondary,
+    /// The Administrative controller of a management endpoint.
+    Management,
+    /// An I/O controller of a management endpoint, which sees it out of band.
+    Function,
 }
 
 impl Face {
-    const fn has_io(self) -> bool {
+    const fn has_queues(self) -> bool {
+        matches!(self, Self::Io | Self::Primary | Self::Secondary)
+    }
+
+    const fn has_namespaces(self) -> bool {
         !matches!(self, Self::Discovery)
+    }
+
+    pub(super) const fn is_managed(self) -> bool {
+        matches!(self, Self::Management | Self::Function)
     }
 
     const fn is_pcie(self) -> bool {
@@ -36,6 +50,8 @@ impl ControllerConfig {
             ControllerKind::Discovery => Face::Discovery,
             ControllerKind::Pcie if self.is_primary(env) => Face::Primary,
             ControllerKind::Pcie => Face::Secondary,
+            ControllerKind::Management if self.cntlid == 0 => Face::Management,
+            ControllerKind::Management => Face::Function,
         }
     }
 }
@@ -44,13 +60,21 @@ impl ControllerConfig {
 /// that page.
 pub(super) fn admin_effects(face: Face, opcode: u8) -> Option<u32> {
     let supported = match opcode {
-        admin::GET_LOG_PAGE
-        | admin::IDENTIFY
-        | admin::SET_FEATURES
-        | admin::GET_FEATURES
-        | admin::ASYNC_EVENT_REQUEST => true,
-        admin::ABORT => face.has_io(),
-        admin::KEEP_ALIVE => !face.is_pcie(),
+        admin::GET_LOG_PAGE | admin::IDENTIFY | admin::SET_FEATURES | admin::GET_FEATURES => true,
+        // Its owner intercepts them; `crate::management` decodes them.
+        admin::NAMESPACE_MANAGEMENT | admin::NAMESPACE_ATTACHMENT if face.is_managed() => {
+            return Some(EFFECT_NIC | SCOPE_SUBSYSTEM);
+        }
+        admin::FIRMWARE_DOWNLOAD | admin::FIRMWARE_COMMIT if face.is_managed() => {
+            return Some(SCOPE_SUBSYSTEM);
+        }
+        admin::FORMAT_NVM if face.is_managed() => {
+            return Some(EFFECT_LBCC | EFFECT_NCC | SCOPE_NAMESPACE);
+        }
+        // These concern a host.
+        admin::ASYNC_EVENT_REQUEST => !face.is_managed(),
+        admin::ABORT => face.has_queues(),
+        admin::KEEP_ALIVE => matches!(face, Face::Io | Face::Discovery),
         admin::DELETE_IO_SQ
         | admin::CREATE_IO_SQ
         | admin::DELETE_IO_CQ
@@ -69,8 +93,8 @@ pub(super) fn admin_effects(face: Face, opcode: u8) -> Option<u32> {
 pub(super) fn io_effects(face: Face, opcode: u8) -> Option<u32> {
     let supported = match face {
         Face::Io => io::is_supported(opcode, true),
-        Face::Primary | Face::Secondary => io::is_supported(opcode, false),
-        Face::Discovery => false,
+        Face::Primary | Face::Secondary | Face::Function => io::is_supported(opcode, false),
+        Face::Discovery | Face::Management => false,
     };
     let changes = matches!(
         opcode,
@@ -82,18 +106,18 @@ pub(super) fn io_effects(face: Face, opcode: u8) -> Option<u32> {
 /// Scope of a feature for log page 12h; `None`: unsupported.
 pub(super) fn feature_scope(face: Face, fid: u8) -> Option<u32> {
     let supported = match fid {
-        feature::ASYNC_EVENT_CONFIGURATION => true,
-        feature::KEEP_ALIVE_TIMER => !face.is_pcie(),
+        feature::ASYNC_EVENT_CONFIGURATION => !face.is_managed(),
+        feature::KEEP_ALIVE_TIMER => matches!(face, Face::Io | Face::Discovery),
         feature::INTERRUPT_VECTOR_CONFIGURATION => face.is_pcie(),
-        feature::ARBITRATION
-        | feature::POWER_MANAGEMENT
+        feature::POWER_MANAGEMENT
         | feature::TEMPERATURE_THRESHOLD
+        | feature::VOLATILE_WRITE_CACHE => face.has_namespaces(),
+        feature::ARBITRATION
         | feature::ERROR_RECOVERY
-        | feature::VOLATILE_WRITE_CACHE
         | feature::NUMBER_OF_QUEUES
         | feature::WRITE_ATOMICITY
         | feature::INTERRUPT_COALESCING
-        | feature::HOST_BEHAVIOR_SUPPORT => face.has_io(),
+        | feature::HOST_BEHAVIOR_SUPPORT => face.has_queues(),
         feature::HOST_IDENTIFIER
         | feature::RESERVATION_NOTIFICATION_MASK
         | feature::RESERVATION_PERSISTENCE => face == Face::Io,
@@ -114,10 +138,10 @@ pub(super) fn supports_log(face: Face, lid: u8) -> bool {
         log_page::ERROR_INFORMATION
         | log_page::SMART_HEALTH
         | log_page::FIRMWARE_SLOT
-        | log_page::CHANGED_NAMESPACE_LIST => face.has_io(),
-        log_page::ASYMMETRIC_NAMESPACE_ACCESS | log_page::RESERVATION_NOTIFICATION => {
-            face == Face::Io
-        }
+        | log_page::CHANGED_NAMESPACE_LIST => face.has_namespaces(),
+        log_page::ASYMMETRIC_NAMESPACE_ACCESS => face == Face::Io,
+        // Out of band it is empty: notifications are for hosts.
+        log_page::RESERVATION_NOTIFICATION => face == Face::Io || face.is_managed(),
         log_page::DISCOVERY => face == Face::Discovery,
         _ => false,
     }
@@ -133,10 +157,13 @@ pub(super) fn supports_cns(face: Face, what: u8) -> bool {
         | cns::CSI_CONTROLLER
         | cns::CSI_ACTIVE_NAMESPACES
         | cns::INDEPENDENT_NAMESPACE
-        | cns::COMMAND_SETS
         | cns::NAMESPACE_CONTROLLERS
-        | cns::CONTROLLERS => face.has_io(),
-        cns::PRIMARY_CONTROLLER | cns::SECONDARY_CONTROLLERS => face == Face::Primary,
+        | cns::CONTROLLERS => face.has_namespaces(),
+        cns::COMMAND_SETS => face.has_queues(),
+        cns::ALLOCATED_NAMESPACES | cns::ALLOCATED_NAMESPACE => face.is_managed(),
+        cns::PRIMARY_CONTROLLER | cns::SECONDARY_CONTROLLERS => {
+            matches!(face, Face::Primary | Face::Management)
+        }
         _ => false,
     }
 }

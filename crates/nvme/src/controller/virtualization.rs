@@ -4,7 +4,7 @@
 //! controllers to VMs, and queues and vectors are fixed. So Virtualization Management confirms the
 //! present state and refuses changes, and no host controls another VM's controller.
 
-use super::{AdminEnv, ControllerConfig, Reply, SubsystemController};
+use super::{AdminEnv, ControllerConfig, ControllerKind, Reply, SubsystemController};
 use crate::identify::{PrimaryController, PrimaryResources, SecondaryControllers, cns};
 use crate::pcie::{MAX_IO_QUEUES, VECTORS};
 use crate::{NSID_ALL, Sqe, Status};
@@ -38,6 +38,18 @@ impl ControllerConfig {
         all
     }
 
+    fn cntlids(&self, env: &dyn AdminEnv) -> Vec<u16> {
+        self.subsystem(env).iter().map(|c| c.cntlid).collect()
+    }
+
+    /// Queue pairs and vectors of each controller; a management endpoint does not share them out.
+    fn resources(&self) -> (u16, u16) {
+        match self.kind {
+            ControllerKind::Management => (0, 0),
+            _ => (QUEUE_PAIRS, VECTORS),
+        }
+    }
+
     /// Whether this is the primary; false while the others are unknown.
     pub(super) fn is_primary(&self, env: &dyn AdminEnv) -> bool {
         let first = env.controllers().iter().map(|c| c.cntlid).min();
@@ -61,16 +73,19 @@ impl ControllerConfig {
         let from = (sqe.cdw(10) >> 16) as u16;
         match what {
             cns::NAMESPACE_CONTROLLERS | cns::CONTROLLERS => {
-                let attached = match (what, sqe.nsid()) {
-                    (cns::CONTROLLERS, _) => true,
+                let mut ids = match (what, sqe.nsid()) {
+                    (cns::CONTROLLERS, _) => self.cntlids(env),
                     (_, NSID_ALL) => return Err(Status::INVALID_FIELD),
-                    (_, nsid) => self.namespace(nsid, env)?.is_some(),
+                    (_, nsid) if self.kind == ControllerKind::Management => {
+                        self.allocated_namespace(nsid, env)?;
+                        env.controllers_of(nsid)
+                    }
+                    (_, nsid) => match self.namespace(nsid, env)? {
+                        Some(_) => self.cntlids(env),
+                        None => Vec::new(),
+                    },
                 };
-                let all = match attached {
-                    true => self.subsystem(env),
-                    false => Vec::new(),
-                };
-                let ids = all.iter().map(|c| c.cntlid).filter(|id| *id >= from);
+                ids.retain(|id| *id >= from);
                 let mut count = 0u16;
                 for (to, id) in out.chunks_exact_mut(2).skip(1).zip(ids) {
                     to.copy_from_slice(&id.to_le_bytes());
@@ -98,9 +113,10 @@ impl ControllerConfig {
                     }
                 };
                 id.cntlid = U16::new(self.cntlid);
-                id.crt = CRT;
-                id.vq = resources(QUEUE_PAIRS);
-                id.vi = resources(VECTORS);
+                let (queue_pairs, vectors) = self.resources();
+                id.crt = if queue_pairs > 0 { CRT } else { 0 };
+                id.vq = resources(queue_pairs);
+                id.vi = resources(vectors);
             }
             _ => {
                 let list = SecondaryControllers::mut_from_bytes(out);
@@ -112,8 +128,9 @@ impl ControllerConfig {
                     entry.pcid = U16::new(self.cntlid);
                     entry.scs = u8::from(controller.online);
                     // VFN stays 0: these are physical functions (CMIC bit 2 is 0).
-                    entry.nvq = U16::new(QUEUE_PAIRS);
-                    entry.nvi = U16::new(VECTORS);
+                    let (queue_pairs, vectors) = self.resources();
+                    entry.nvq = U16::new(queue_pairs);
+                    entry.nvi = U16::new(vectors);
                     list.count += 1;
                 }
             }

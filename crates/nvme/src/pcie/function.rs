@@ -47,7 +47,7 @@ pub struct Function {
 impl Function {
     /// A function in power-on state.
     pub fn new(config: ControllerConfig) -> Self {
-        let controller = Controller::of_function(config);
+        let controller = Controller::without_host(config);
         let mut function = Self {
             controller,
             state: FunctionState::new_zeroed(),

@@ -35,8 +35,32 @@ const GEOMETRY: NamespaceGeometry = NamespaceGeometry {
 };
 const MDTS_BYTES: u32 = 512 << 10;
 
+impl Bench {
+    /// What the owner of a management controller intercepts.
+    fn intercepted(&self, sqe: &Sqe) -> bool {
+        let changes = matches!(
+            sqe.opcode(),
+            admin::NAMESPACE_MANAGEMENT
+                | admin::NAMESPACE_ATTACHMENT
+                | admin::FIRMWARE_COMMIT
+                | admin::FIRMWARE_DOWNLOAD
+                | admin::FORMAT_NVM
+        );
+        let log = sqe.opcode() == admin::GET_LOG_PAGE;
+        self.world.addressed.get().is_some() && changes
+            || self.world.vendor_commands().contains(&sqe.opcode())
+            || log && self.world.vendor_logs().contains(&(sqe.cdw(10) as u8))
+    }
+}
+
 impl Subject for Bench {
     fn admin(&mut self, sqe: Sqe, data: &[u8]) -> Option<Answer> {
+        if self.intercepted(&sqe) {
+            return Some(Answer {
+                status: Status::SUCCESS,
+                data: vec![0; 4096],
+            });
+        }
         let status = match self.run_with(sqe, data) {
             AdminOutcome::Complete { status, .. } => status.code(),
             AdminOutcome::Reserve { .. } => Status::SUCCESS,
@@ -47,6 +71,9 @@ impl Subject for Bench {
     }
     fn io(&self, sqe: &Sqe) -> Result<IoCommand, Status> {
         match sqe.fuse() {
+            _ if self.world.addressed.get().is_some() => {
+                io::decode_without_reservations(sqe, 1, &GEOMETRY, MDTS_BYTES)
+            }
             0 => io::decode(sqe, 1, &GEOMETRY, MDTS_BYTES),
             _ => io::decode_fused(sqe, 1, &GEOMETRY, MDTS_BYTES),
         }
@@ -88,7 +115,10 @@ struct Case {
 const IO_CNS: &[u8] = &[0, 1, 2, 3, 5, 6, 7, 8, 0x12, 0x13, 0x1C];
 const PRIMARY_CNS: &[u8] = &[0, 1, 2, 3, 5, 6, 7, 8, 0x12, 0x13, 0x14, 0x15, 0x1C];
 
-const CASES: [Case; 6] = [
+const MANAGED_CNS: &[u8] = &[0, 1, 2, 3, 5, 6, 7, 8, 0x10, 0x11, 0x12, 0x13];
+const MANAGED_PRIMARY_CNS: &[u8] = &[0, 1, 2, 3, 5, 6, 7, 8, 0x10, 0x11, 0x12, 0x13, 0x14, 0x15];
+
+const CASES: [Case; 8] = [
     Case {
         name: "I/O",
         make: || Box::new(Bench::ready()),
@@ -126,9 +156,24 @@ const CASES: [Case; 6] = [
         cns: IO_CNS,
         has_io: true,
     },
+    Case {
+        name: "out of band, primary",
+        make: || Box::new(Bench::management(0)),
+        cns: MANAGED_PRIMARY_CNS,
+        has_io: false,
+    },
+    Case {
+        name: "out of band, function",
+        make: || Box::new(Bench::management(1)),
+        cns: MANAGED_CNS,
+        has_io: true,
+    },
 ];
 
 impl Case {
+    fn is_managed(&self) -> bool {
+        self.name.starts_with("out of band")
+    }
     fn answer(&self, sqe: Sqe, data: &[u8]) -> Answer {
         let answer = (self.make)().admin(sqe, data);
         answer.unwrap_or_else(|| panic!("{}: {sqe:?} waits", self.name))
@@ -385,8 +430,14 @@ fn identify_values(case: &Case, lists: &Lists) {
         manages,
         "OACS 7"
     );
+    // Optional without that command.
+    let lists_them = manages || case.name == "out of band, primary";
     for what in [cns::PRIMARY_CONTROLLER, cns::SECONDARY_CONTROLLERS] {
-        same!(case, case.cns.contains(&what), manages, "CNS {what:#x}");
+        same!(case, case.cns.contains(&what), lists_them, "CNS {what:#x}");
+    }
+    let allocates = lists.admin(admin::NAMESPACE_MANAGEMENT);
+    for what in [cns::ALLOCATED_NAMESPACES, cns::ALLOCATED_NAMESPACE] {
+        same!(case, case.cns.contains(&what), allocates, "CNS {what:#x}");
     }
 }
 
@@ -431,9 +482,10 @@ fn identify_bits(case: &Case, lists: &Lists) {
         }
     }
     let reserves = oncs & 1 << 5 != 0;
+    // Out of band, the page is empty.
     same!(
         case,
-        reserves,
+        reserves || case.is_managed(),
         lists.log(RESERVATION_NOTIFICATION),
         "log page 80h"
     );
@@ -477,7 +529,8 @@ fn identify_bits(case: &Case, lists: &Lists) {
     );
     let subject = (case.make)();
     let flush = Sqe::new(nvm::FLUSH, 1).with_nsid(NSID_ALL);
-    let of_all = case.has_io && subject.io(&flush).is_ok();
+    // The Administrative controller speaks for the others.
+    let of_all = (case.has_io || case.is_managed()) && subject.io(&flush).is_ok();
     same!(case, id.vwc >> 1 == 0b11, of_all, "VWC 2:1");
     let fused = [
         (nvm::COMPARE, io::FUSE_FIRST),
@@ -499,6 +552,11 @@ fn identify_bits(case: &Case, lists: &Lists) {
 fn events(case: &Case, lists: &Lists) {
     let id = case.identify();
     let oaes = id.oaes.get();
+    if !lists.admin(admin::ASYNC_EVENT_REQUEST) {
+        let event = lists.feature(feature::ASYNC_EVENT_CONFIGURATION);
+        same!(case, (oaes, id.aerl, event), (0, 0, false), "events");
+        return;
+    }
     for (bit, lid) in [
         (8, CHANGED_NAMESPACE_LIST),
         (11, ASYMMETRIC_NAMESPACE_ACCESS),

@@ -44,7 +44,7 @@ fn step() -> impl Strategy<Value = Step> {
         ].prop_map(Step::Cc),
         1 => (command(), any::<u16>()).prop_map(|(sqe, cntlid)| Step::Connect(sqe, cntlid & 7)),
         1 => Just(Step::Quiesced),
-        1 => (0u32..70).prop_map(Step::NamespaceChanged),
+        1 => prop_oneof![0u32..70, any::<u32>()].prop_map(Step::NamespaceChanged),
         1 => Just(Step::DiscoveryChanged),
         1 => (0u64..9, prop_oneof![0u64..5, Just(u64::MAX)]).prop_map(|(g, n)| Step::List(g, n)),
         1 => any::<u32>().prop_map(Step::Wait),
@@ -54,16 +54,20 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #[test]
     fn any_sequence_of_commands(
-        discovery in any::<bool>(),
+        kind in 0u8..4,
         namespaces in 1u32..70,
         steps in proptest::collection::vec(step(), 1..60),
     ) {
-        let config = match discovery {
-            true => ControllerConfig::discovery(3),
-            false => ControllerConfig { namespaces, ..config() },
+        let mut bench = match kind {
+            0 => Bench::management(0),
+            1 => Bench::management(1),
+            2 => Bench::connected(ControllerConfig::discovery(3)),
+            _ => Bench::connected(ControllerConfig { namespaces, ..config() }),
         };
-        let mut bench = Bench::connected(config);
-        bench.set_cc(0x46_0001).unwrap();
+        if kind > 1 {
+            bench.set_cc(0x46_0001).unwrap();
+        }
+        let hostnqn = bench.controller.hostnqn();
         for step in steps {
             match step {
                 Step::Command(raw, data) => {
@@ -106,7 +110,7 @@ proptest! {
             let state = *bench.controller.state();
             let restored = Controller::restore(*bench.controller.config(), &state).unwrap();
             prop_assert_eq!(restored.state(), &state);
-            prop_assert_eq!(restored.hostnqn(), host());
+            prop_assert_eq!(restored.hostnqn(), hostnqn);
         }
     }
 

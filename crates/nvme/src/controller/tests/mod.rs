@@ -10,6 +10,7 @@ mod hostile;
 mod identify;
 mod keep_alive;
 mod log_pages;
+mod management;
 mod notices;
 mod property_abuse;
 mod registers;
@@ -18,7 +19,8 @@ use super::*;
 use crate::fabrics::{ConnectCommand, ConnectData, DiscoveryLogEntry};
 use crate::io::NamespaceGeometry;
 use crate::register::{self, Csts};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 
 pub(super) const MS: u64 = 1_000_000;
 
@@ -38,6 +40,13 @@ pub(super) struct World {
     pub(super) entries: Cell<u64>,
     pub(super) ana: Cell<Ana>,
     pub(super) persistent: Cell<bool>,
+    /// The rest is for management controllers: the addressed one, if any.
+    pub(super) addressed: Cell<Option<u16>>,
+    pub(super) block_bytes: Cell<u32>,
+    /// Namespaces with their controllers.
+    pub(super) volumes: RefCell<BTreeMap<u32, Vec<u16>>>,
+    pub(super) controllers: RefCell<Vec<SubsystemController>>,
+    pub(super) firmware: Cell<Option<Firmware>>,
 }
 
 impl World {
@@ -50,15 +59,24 @@ impl World {
             entries: Cell::new(3),
             ana: Cell::default(),
             persistent: Cell::new(false),
+            addressed: Cell::new(None),
+            block_bytes: Cell::new(512),
+            volumes: RefCell::default(),
+            controllers: RefCell::default(),
+            firmware: Cell::new(None),
         }
     }
 }
 
 impl AdminEnv for World {
     fn namespace(&self, nsid: u32) -> Option<NamespaceInfo> {
-        (nsid == 1 && self.present.get()).then(|| NamespaceInfo {
+        let there = match self.addressed.get() {
+            Some(_) => self.volumes.borrow().contains_key(&nsid),
+            None => nsid == 1 && self.present.get(),
+        };
+        there.then(|| NamespaceInfo {
             geometry: NamespaceGeometry {
-                block_bytes: 512,
+                block_bytes: self.block_bytes.get(),
                 block_count: self.block_count.get(),
                 write_protected: self.write_protected.get(),
             },
@@ -93,6 +111,40 @@ impl AdminEnv for World {
         let address = "127.0.0.1:4420".parse().unwrap();
         (index < self.entries.get())
             .then(|| DiscoveryLogEntry::tcp(DiscoveryLogEntry::SUBTYPE_NVM, &nqn, address, 1, 32))
+    }
+    fn controllers(&self) -> Vec<SubsystemController> {
+        self.controllers.borrow().clone()
+    }
+    fn allocated_after(&self, nsid: u32) -> Vec<u32> {
+        let volumes = self.volumes.borrow();
+        let after = volumes.range(nsid + 1..);
+        after.map(|(nsid, _)| *nsid).take(1024).collect()
+    }
+    fn attached_after(&self, nsid: u32) -> Vec<u32> {
+        let volumes = self.volumes.borrow();
+        let addressed = self.addressed.get().unwrap();
+        let after = volumes.range(nsid + 1..);
+        let attached = after.filter(|(_, controllers)| controllers.contains(&addressed));
+        attached.map(|(nsid, _)| *nsid).take(1024).collect()
+    }
+    fn controllers_of(&self, nsid: u32) -> Vec<u16> {
+        self.volumes
+            .borrow()
+            .get(&nsid)
+            .cloned()
+            .unwrap_or_default()
+    }
+    fn capacity(&self) -> (u128, u128) {
+        (3 << 70, 5 << 40)
+    }
+    fn firmware(&self) -> Option<Firmware> {
+        self.firmware.get()
+    }
+    fn vendor_logs(&self) -> &[u8] {
+        self.addressed.get().map_or(&[], |_| &[0xC0, 0xC3])
+    }
+    fn vendor_commands(&self) -> &[u8] {
+        self.addressed.get().map_or(&[], |_| &[0xC1, 0xC6])
     }
 }
 
@@ -135,6 +187,22 @@ impl Bench {
     pub(super) fn discovery() -> Self {
         let mut bench = Self::connected(ControllerConfig::discovery(4));
         assert_eq!(bench.set_cc(0x46_0001), Ok(Effect::Enabled));
+        bench
+    }
+    /// A management controller. Controllers 0 to 2; namespace 1 is attached to 0 and 1, 70,000 to
+    /// 1, and 80,000 to none.
+    pub(super) fn management(cntlid: u16) -> Self {
+        let config = ControllerConfig::management(cntlid, subsystem(), "node7");
+        let mut bench = Self::connected(config);
+        bench.controller = Controller::management(config);
+        bench.world.addressed.set(Some(cntlid));
+        let volumes = [(1, vec![0, 1]), (70_000, vec![1]), (80_000, vec![])];
+        bench.world.volumes.borrow_mut().extend(volumes);
+        let controllers = (0..3).map(|cntlid| SubsystemController {
+            cntlid,
+            online: cntlid == 1,
+        });
+        bench.world.controllers.borrow_mut().extend(controllers);
         bench
     }
     pub(super) fn set_cc(&mut self, value: u32) -> Result<Effect, Status> {
