@@ -216,7 +216,7 @@ impl Exercise<'_> {
                 let _ = pool.snapshots().clone_snapshot(&clone, 0);
                 let _ = pool
                     .snapshots()
-                    .roll_back(volume, snapshot, &BTreeSet::new());
+                    .roll_back(volume, Some(snapshot), &BTreeSet::new());
             }
             let _ = pool.delete_volume(volume, &BTreeSet::new());
         }

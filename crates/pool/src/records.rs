@@ -228,6 +228,8 @@ pub struct NewExport {
     pub node: Option<String>,
     /// It only reads, so it may join unshared exports. Not stored.
     pub only_reads: bool,
+    /// The out-of-band function that it belongs to.
+    pub function: Option<u16>,
 }
 
 /// An unshared NVMe/TCP export as stored, readable by earlier versions.

@@ -473,3 +473,31 @@ fn budgets_are_kept_and_volumes_share_their_tenants() {
         (0, 0)
     );
 }
+
+#[test]
+fn a_function_serves_one_volume_and_keeps_it() {
+    let (stores, mut pool, catalog) = with_tenant();
+    let [a, b] = ["a", "b"].map(|name| {
+        let new = new("acme", name, 65536, None);
+        pool.create_volume(&new, 0).unwrap()
+    });
+    let at = |number| NewExport {
+        any_host: true,
+        function: Some(number),
+        ..NewExport::default()
+    };
+    let first = pool.create_export_as(a, at(3), 0).unwrap();
+    assert_eq!(kind(pool.create_export_as(b, at(3), 0)), ErrorKind::Exists);
+    let second = pool.create_export_as(b, at(7), 0).unwrap();
+    commit(&mut pool, &catalog);
+    drop((pool, catalog));
+    let (mut pool, catalog) = reopen(&stores, true);
+    let known: Vec<_> = pool.exports().functions().map(|(n, e)| (n, e.id)).collect();
+    assert_eq!(known, [(3, first), (7, second)]);
+    pool.delete_export(first).unwrap();
+    commit(&mut pool, &catalog);
+    drop((pool, catalog));
+    let (pool, _catalog) = reopen(&stores, true);
+    assert!(pool.exports().of_function(3).is_none());
+    assert_eq!(pool.exports().of_function(7).unwrap().volume, b);
+}

@@ -335,7 +335,7 @@ fn clone_resize_tail_reads() {
     };
     // The parent had not written the rest of its last extent.
     reads_zeros_from_10(&mut pool, c);
-    pool.snapshots().roll_back(v, s, &DRAINED).unwrap();
+    pool.snapshots().roll_back(v, Some(s), &DRAINED).unwrap();
     commit(&mut pool, &catalog);
     assert_eq!(pool.volume(v).unwrap().size_bytes, 600 * EXTENT);
     reads_zeros_from_10(&mut pool, v);

@@ -97,16 +97,28 @@ impl Exports {
         body: ExportCreate,
     ) -> Result<Export, ApiError> {
         let _turn = self.base.turn_for_api(&body.tenant, &body.volume).await?;
-        self.export_create_in_turn(body).await
+        self.export_create_in_turn(body, None).await
     }
 
+    /// For an out-of-band function.
+    pub(crate) async fn export_create_for(
+        self: &Rc<Self>,
+        body: ExportCreate,
+        function: u16,
+    ) -> Result<Export, ApiError> {
+        let _turn = self.base.turn_for_api(&body.tenant, &body.volume).await?;
+        self.export_create_in_turn(body, Some(function)).await
+    }
+
+    /// `function`: the out-of-band function that the export belongs to.
     pub(crate) async fn export_create_in_turn(
         self: &Rc<Self>,
         body: ExportCreate,
+        function: Option<u16>,
     ) -> Result<Export, ApiError> {
         let (tenant, volume) = (body.tenant.clone(), body.volume.clone());
         let id = self.base.volume_id(&tenant, &volume)?;
-        let new = self.new_export(body);
+        let new = self.new_export(body, function);
         let is_internal = new.only_reads;
         self.transfers.refuse_while_importing(
             id,
@@ -139,7 +151,7 @@ impl Exports {
         Ok(shown)
     }
 
-    fn new_export(&self, body: ExportCreate) -> NewExport {
+    fn new_export(&self, body: ExportCreate, function: Option<u16>) -> NewExport {
         let frontend = match body.frontend {
             ExportFrontend::NvmeTcp => FrontendKind::NvmeTcp,
             ExportFrontend::NvmePcie => FrontendKind::NvmePcie {
@@ -167,6 +179,7 @@ impl Exports {
             shared: body.shared,
             node: self.node_name.borrow().clone(),
             only_reads,
+            function,
         }
     }
 

@@ -8,7 +8,7 @@ use forebay_xlate::VolumeId;
 use crate::devices::api_error;
 use crate::exports::volumes::{Volumes, reservation_error};
 use crate::mapping::snapshot::SnapshotError;
-use crate::model::error::ApiError;
+use crate::model::error::{self, ApiError};
 use crate::model::{SnapshotSpace, Volume, VolumeClone, VolumeRollback};
 
 const NAMED_MAX: usize = 8;
@@ -121,45 +121,65 @@ impl Volumes {
         let id = self.base.volume_id(&tenant, &volume)?;
         let snapshot = self.base.volume_id(&tenant, &body.snapshot)?;
         let name = format!("{tenant}/{volume}");
-        let checked = self
-            .base
-            .core
-            .borrow_mut()
-            .pool
-            .snapshots()
-            .check_roll_back(id, snapshot);
-        checked.map_err(api_error)?;
-        let transfers = &self.transfers;
-        transfers
-            .transfers
-            .refuse_while_importing(id, &name, &[], false)?;
-        let what = format!("volume {name}");
-        let is_used = |export: &ExportRecord, _: Option<&str>| export.volume == id;
         let hint = |error: ApiError| {
             error.hint(
                 "disconnect them first, or use --while-connected (`while_connected` in the API): the content then \
                 changes while they use it, which a mounted file system does not survive",
             )
         };
-        if !body.while_connected {
-            let in_use = transfers.hosts.refuse_in_use(&what, is_used);
-            in_use.await.map_err(hint)?;
+        self.change_content(id, &name, Some(snapshot), body.while_connected)
+            .await
+            .map_err(|error| match error.kind {
+                error::ErrorKind::InUse if error.hint.is_none() => hint(error),
+                _ => error,
+            })?;
+        self.base.volume_show(&tenant, &volume)
+    }
+
+    /// Erases a volume to zeros, unless hosts are connected.
+    pub(crate) async fn volume_erase(&self, tenant: &str, volume: &str) -> Result<(), ApiError> {
+        let _turn = self.base.turn_for_api(tenant, volume).await?;
+        let id = self.base.volume_id(tenant, volume)?;
+        let name = format!("{tenant}/{volume}");
+        self.change_content(id, &name, None, false).await
+    }
+
+    /// To a snapshot's content, or to zeros.
+    async fn change_content(
+        &self,
+        id: VolumeId,
+        name: &str,
+        to: Option<VolumeId>,
+        while_connected: bool,
+    ) -> Result<(), ApiError> {
+        let pool_check = || {
+            let pool = &mut self.base.core.borrow_mut().pool;
+            pool.snapshots().check_roll_back(id, to)
+        };
+        pool_check().map_err(api_error)?;
+        let transfers = &self.transfers;
+        transfers
+            .transfers
+            .refuse_while_importing(id, name, &[], false)?;
+        let what = format!("volume {name}");
+        let is_used = |export: &ExportRecord, _: Option<&str>| export.volume == id;
+        if !while_connected {
+            transfers.hosts.refuse_in_use(&what, is_used).await?;
         }
         self.base.wait_open_for_api().await?;
         // Others may connect meanwhile.
-        let check = || match body.while_connected {
+        let check = || match while_connected {
             true => Ok(()),
             false => transfers.hosts.refuse_in_use_now(&what, is_used),
         };
-        let rolled_back = self.mapping.roll_back(id, snapshot, &check).await;
-        rolled_back.map_err(|error| match error {
+        let changed = self.mapping.roll_back(id, to, &check).await;
+        changed.map_err(|error| match error {
             SnapshotError::Pool(error) => api_error(error),
-            SnapshotError::InUse(error) => hint(error),
+            SnapshotError::InUse(error) => error,
             error => ApiError::unavailable(format!("volume {name} is still in use: {error}")).hint(
                 format!("`forebay volume show {name}` shows the volume; {SEE_STATUS}"),
             ),
-        })?;
-        self.base.volume_show(&tenant, &volume)
+        })
     }
 
     /// Says what stays of a deleted volume or snapshot.

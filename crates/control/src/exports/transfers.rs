@@ -342,7 +342,7 @@ impl Transfers {
             hosts,
             ..ExportCreate::default()
         };
-        self.exports.export_create_in_turn(body).await
+        self.exports.export_create_in_turn(body, None).await
     }
 
     /// With only a transfer's host, the export would look internal and be deleted at the end.

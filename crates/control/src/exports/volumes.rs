@@ -23,6 +23,9 @@ use crate::model::{Tenant, Volume, VolumeCreate, VolumeUpdate};
 use crate::qos::budgets::Budgets;
 use crate::statistics::Statistics;
 
+/// How often a new namespace tries to get its id.
+const NAME_ATTEMPTS: u32 = 16;
+
 pub(super) fn reservation_error(
     pool: &Pool,
     error: PoolError,
@@ -114,6 +117,43 @@ impl Volumes {
         body: VolumeCreate,
     ) -> Result<Volume, ApiError> {
         let turn = self.base.turn_for_api(&tenant, &body.name).await?;
+        self.volume_create_in_turn(turn, tenant, body).await
+    }
+
+    /// Creates a volume whose name has its id: `ns-ID`.
+    pub(crate) async fn namespace_create(
+        self: &Rc<Self>,
+        tenant: &str,
+        size_bytes: u64,
+        block_bytes: u32,
+    ) -> Result<Volume, ApiError> {
+        let next_name = || format!("ns-{}", self.base.core.borrow().pool.info().next_id);
+        for _ in 0..NAME_ATTEMPTS {
+            let name = next_name();
+            let turn = self.base.turn_for_api(tenant, &name).await?;
+            // Other requests may have taken the id meanwhile.
+            if name != next_name() {
+                continue;
+            }
+            let body = VolumeCreate {
+                name,
+                size_bytes,
+                block_bytes: Some(block_bytes),
+                reserved_bytes: 0,
+            };
+            return self
+                .volume_create_in_turn(turn, tenant.to_owned(), body)
+                .await;
+        }
+        Err(ApiError::unavailable("too many volumes are being created").hint("try again"))
+    }
+
+    async fn volume_create_in_turn(
+        self: &Rc<Self>,
+        turn: TurnGuard,
+        tenant: String,
+        body: VolumeCreate,
+    ) -> Result<Volume, ApiError> {
         let new = NewVolume {
             tenant: tenant.clone(),
             name: body.name.clone(),

@@ -81,12 +81,12 @@ pub(crate) trait MapOwner: Debug {
     ) -> OwnerWork<'_, Result<Vec<VolumeId>, SnapshotError>>;
     /// Makes a volume with a snapshot's content, in memory: the caller commits.
     fn clone_snapshot(&self, new: &NewClone) -> Result<VolumeId, PoolError>;
-    /// Gives a volume the content of one of its snapshots. `check` runs when no grant of the volume
+    /// Gives a volume the content of one of its snapshots, or zeros. `check` runs when no grant of the volume
     /// is left: only hosts that it sees have read the present content.
     fn roll_back<'a>(
         &'a self,
         volume: VolumeId,
-        snapshot: VolumeId,
+        to: Option<VolumeId>,
         check: &'a dyn Fn() -> Result<(), ApiError>,
     ) -> OwnerWork<'a, Result<(), SnapshotError>>;
     /// For a request that finds no space. False if no unwritten preallocated extents exist.
@@ -232,10 +232,10 @@ impl MapOwner for PoolOwner {
     fn roll_back<'a>(
         &'a self,
         volume: VolumeId,
-        snapshot: VolumeId,
+        to: Option<VolumeId>,
         check: &'a dyn Fn() -> Result<(), ApiError>,
     ) -> OwnerWork<'a, Result<(), SnapshotError>> {
-        Box::pin(self.snapshots.roll_back(volume, snapshot, check))
+        Box::pin(self.snapshots.roll_back(volume, to, check))
     }
 
     fn take_back_for_space(&self) -> OwnerWork<'_, bool> {

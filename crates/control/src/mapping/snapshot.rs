@@ -278,11 +278,11 @@ impl Snapshots {
         Ok(())
     }
 
-    /// Gives a volume a snapshot's content, if `check` still allows it.
+    /// Gives a volume a snapshot's content, or zeros, if `check` still allows it.
     pub(crate) async fn roll_back(
         &self,
         volume: VolumeId,
-        snapshot: VolumeId,
+        to: Option<VolumeId>,
         check: &dyn Fn() -> Result<(), ApiError>,
     ) -> Result<(), SnapshotError> {
         self.base
@@ -290,7 +290,7 @@ impl Snapshots {
             .borrow_mut()
             .pool
             .snapshots()
-            .check_roll_back(volume, snapshot)?;
+            .check_roll_back(volume, to)?;
         let limit = self.base.limits.revoke;
         let hold = self
             .revoker
@@ -301,7 +301,7 @@ impl Snapshots {
         check()?;
         let released = {
             let pool = &mut self.base.core.borrow_mut().pool;
-            let released = pool.snapshots().roll_back(volume, snapshot, &undrained)?;
+            let released = pool.snapshots().roll_back(volume, to, &undrained)?;
             self.revoker.preallocated.forget_volume(pool, volume);
             released
         };

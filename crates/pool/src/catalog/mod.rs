@@ -375,6 +375,7 @@ impl Catalog {
                         table,
                         Table::Features
                             | Table::Layers
+                            | Table::Functions
                             | Table::Budgets
                             | Table::StatedBudgets
                             | Table::DeviceNumbers

@@ -20,6 +20,8 @@ pub(crate) enum Table {
     Layers,
     /// (export, 0).
     Exports,
+    /// (function, 0): its export. Missing in earlier versions.
+    Functions,
     /// (port's number, 0).
     Ports,
     /// (volume, 0): hosts' reservations.
@@ -44,13 +46,14 @@ pub(crate) enum Table {
 }
 
 impl Table {
-    pub(crate) const ALL: [Table; 16] = [
+    pub(crate) const ALL: [Table; 17] = [
         Table::Features,
         Table::Meta,
         Table::Tenants,
         Table::Volumes,
         Table::Layers,
         Table::Exports,
+        Table::Functions,
         Table::Ports,
         Table::HostReservations,
         Table::Budgets,
@@ -71,6 +74,7 @@ impl Table {
             Table::Volumes => "volumes",
             Table::Layers => "layers",
             Table::Exports => "exports",
+            Table::Functions => "functions",
             Table::Ports => "ports",
             Table::HostReservations => "host_reservations",
             Table::Budgets => "budgets",

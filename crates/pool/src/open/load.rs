@@ -19,8 +19,8 @@ use crate::{
     pool::hosts::{MAX_RECENT, PORTS_KEPT},
     pool::{Pool, initial_state},
     records::{
-        DeviceRecord, ExportRecord, HostReservations, LayerId, LayerRecord, MapId, PoolInfo,
-        PortRecord, TenantRecord,
+        DeviceRecord, ExportId, ExportRecord, HostReservations, LayerId, LayerRecord, MapId,
+        PoolInfo, PortRecord, TenantRecord,
     },
     volumes::{
         PoolVolume,
@@ -83,6 +83,7 @@ struct Loader {
     /// The holder of each map.
     maps: BTreeMap<MapId, Node>,
     exports: Vec<ExportRecord>,
+    functions: Vec<(u16, ExportId)>,
     ports: BTreeMap<u16, PortRecord>,
     host_reservations: BTreeMap<VolumeId, HostReservations>,
     budgets: Budgets,
@@ -160,6 +161,10 @@ impl Loader {
                     return Err(wrong(format!("export {a} is recorded as {}", record.id.0)));
                 }
                 self.exports.push(record);
+            }
+            Table::Functions => {
+                let number = u16::try_from(a).map_err(|_| wrong("a function out of range"))?;
+                self.functions.push((number, codec::decode(value)?));
             }
             Table::Ports => {
                 let record: PortRecord = codec::decode(value)?;
@@ -461,6 +466,9 @@ pub(crate) fn load_records(
             return Err(wrong(format!("{} exports no volume", export.id)));
         }
         pool.exports.load(export);
+    }
+    for (number, export) in loader.functions {
+        pool.exports.load_function(number, export);
     }
     let volumes = &pool.volumes;
     if let Some(id) = (loader.host_reservations.keys()).find(|id| volumes.get(**id).is_err()) {

@@ -257,7 +257,7 @@ impl Pool {
             socket_owner: new.socket_owner,
             shared: new.shared,
         };
-        self.exports.insert(&mut self.journal, export);
+        self.exports.insert(&mut self.journal, export, new.function);
         Ok(id)
     }
 

@@ -82,6 +82,7 @@ pub(super) fn new_nqn(
 pub struct Exports {
     pub(crate) by_id: BTreeMap<ExportId, ExportRecord>,
     pub(crate) by_volume: BTreeMap<VolumeId, BTreeSet<ExportId>>,
+    functions: BTreeMap<u16, ExportId>,
 }
 
 impl Exports {
@@ -105,6 +106,28 @@ impl Exports {
     /// A volume's first export.
     pub fn first_of(&self, volume: VolumeId) -> Option<&ExportRecord> {
         self.of_volume(volume).next()
+    }
+
+    /// The functions that serve an export, by number.
+    pub fn functions(&self) -> impl Iterator<Item = (u16, &ExportRecord)> {
+        let all = self.functions.iter();
+        all.filter_map(|(number, id)| Some((*number, self.by_id.get(id)?)))
+    }
+
+    /// The export of a function.
+    pub fn of_function(&self, number: u16) -> Option<&ExportRecord> {
+        self.by_id.get(self.functions.get(&number)?)
+    }
+
+    pub(super) fn stored_function(&self, number: u64) -> Option<&ExportId> {
+        self.functions.get(&u16::try_from(number).ok()?)
+    }
+
+    /// A function whose export an earlier version deleted serves nothing.
+    pub(crate) fn load_function(&mut self, number: u16, export: ExportId) {
+        if self.by_id.contains_key(&export) {
+            self.functions.insert(number, export);
+        }
     }
 
     pub(super) fn shows(&self, volume: VolumeId) -> bool {
@@ -140,6 +163,13 @@ impl Exports {
                 "a vhost-user disk has 1 to {MAX_VM_QUEUES} queues"
             )));
         }
+        if let Some(number) = new.function
+            && self.of_function(number).is_some()
+        {
+            return Err(PoolError::exists(format!(
+                "function {number} already serves a volume"
+            )));
+        }
         let all_share = new.shared && self.of_volume(volume.id).all(|export| export.shared);
         let may_write = !new.only_reads && !volume.is_snapshot();
         if self.shows(volume.id) && !all_share && may_write {
@@ -167,8 +197,17 @@ impl Exports {
         Ok(())
     }
 
-    pub(super) fn insert(&mut self, journal: &mut Journal, export: ExportRecord) {
+    pub(super) fn insert(
+        &mut self,
+        journal: &mut Journal,
+        export: ExportRecord,
+        function: Option<u16>,
+    ) {
         journal.touch(Table::Exports, export.id.0, 0);
+        if let Some(number) = function {
+            journal.touch(Table::Functions, number.into(), 0);
+            self.functions.insert(number, export.id);
+        }
         self.load(export);
     }
 
@@ -206,6 +245,11 @@ impl Exports {
             if exports.is_empty() {
                 self.by_volume.remove(&record.volume);
             }
+        }
+        let function = self.functions.iter().find(|(_, id)| **id == export);
+        if let Some(number) = function.map(|(number, _)| *number) {
+            journal.touch(Table::Functions, number.into(), 0);
+            self.functions.remove(&number);
         }
         journal.touch(Table::Exports, export.0, 0);
         Ok(())

@@ -214,6 +214,7 @@ impl Pool {
                 let export = self.exports.stored(key.a);
                 export.map(codec::encode_export).transpose()
             }
+            Table::Functions => record(self.exports.stored_function(key.a)),
             // A 16-bit number.
             Table::Ports => record(self.hosts.ports.get(&(key.a as u16))),
             Table::HostReservations => record(self.hosts.reservations.get(&VolumeId(key.a))),

@@ -250,9 +250,12 @@ impl Snapshots<'_> {
     }
 
     /// Whether [`Snapshots::roll_back`] would be refused.
-    pub fn check_roll_back(&self, volume: VolumeId, snapshot: VolumeId) -> Result<()> {
+    pub fn check_roll_back(&self, volume: VolumeId, to: Option<VolumeId>) -> Result<()> {
         self.pool.ready()?;
         let record = self.pool.volumes.record(volume)?;
+        let Some(snapshot) = to else {
+            return self.check_erase(record);
+        };
         let of = self.snapshot_record(snapshot)?;
         if of.layering.snapshot_of != Some(volume) {
             return Err(PoolError::invalid(format!(
@@ -267,15 +270,34 @@ impl Snapshots<'_> {
         self.pool.admit(3 * RECORD_BYTES)
     }
 
-    /// Gives a volume a snapshot's content, and zeros beyond the snapshot's size. Later snapshots
-    /// stay. Extents on `hanging` devices are quarantined if no snapshot has them.
+    fn check_erase(&self, record: &VolumeRecord) -> Result<()> {
+        if record.is_snapshot() {
+            return Err(PoolError::invalid(format!(
+                "{:?} is a snapshot, which can't be changed",
+                record.name
+            )));
+        }
+        let is_of_it = |other: &&VolumeRecord| other.layering.snapshot_of == Some(record.id);
+        if let Some(snapshot) = self.pool.volumes.records().find(is_of_it) {
+            return Err(PoolError::in_use(format!(
+                "volume {:?} has a snapshot {:?}, which keeps its data: delete the snapshots first",
+                record.name, snapshot.name
+            )));
+        }
+        self.pool.admit(3 * RECORD_BYTES)
+    }
+
+    /// Gives a volume a snapshot's content, and zeros beyond the snapshot's size; `None` erases it
+    /// to zeros. Later snapshots stay. Extents on `hanging` devices are quarantined if no snapshot
+    /// has them.
     pub fn roll_back(
         &mut self,
         volume: VolumeId,
-        snapshot: VolumeId,
+        to: Option<VolumeId>,
         hanging: &BTreeSet<DeviceIndex>,
     ) -> Result<Released> {
-        self.check_roll_back(volume, snapshot)?;
+        self.check_roll_back(volume, to)?;
+        self.use_layers();
         let (volumes, allocator) = (&mut self.pool.volumes, &mut self.pool.allocator);
         if !volumes.get(volume)?.copying.is_empty() {
             return Err(PoolError::in_use(format!("{volume} has copies that go on")));
@@ -291,9 +313,11 @@ impl Snapshots<'_> {
             .volumes
             .layers
             .detach(&self.pool.journal, Node::Volume(volume), above);
-        // The snapshot may have its own map by now.
-        let layer = self.freeze(snapshot)?;
-        self.attach(volume, layer)?;
+        if let Some(snapshot) = to {
+            // The snapshot may have its own map by now.
+            let layer = self.freeze(snapshot)?;
+            self.attach(volume, layer)?;
+        }
         self.pool.volumes.settle_account(volume);
         self.pool.journal.touch(Table::Volumes, volume.0, 0);
         Ok(released)

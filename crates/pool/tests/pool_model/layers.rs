@@ -118,22 +118,26 @@ impl World {
             .iter()
             .filter(|(_, known)| known.of == Some(volume));
         let its: Vec<u64> = its.map(|(id, _)| *id).collect();
-        let Some(snapshot) = its.get(pick % its.len().max(1)).copied() else {
-            if let Some(other) = self.nth_snapshot(pick) {
-                let refused = self.pool.snapshots().roll_back(id, VolumeId(other), &hung);
+        let to = its.get(pick % its.len().max(1)).copied();
+        match (to, self.nth_snapshot(pick)) {
+            (Some(_), _) => {
+                let refused = self.pool.snapshots().roll_back(id, None, &hung);
+                assert_eq!(refused.unwrap_err().kind, ErrorKind::InUse);
+            }
+            (None, Some(other)) => {
+                let other = Some(VolumeId(other));
+                let refused = self.pool.snapshots().roll_back(id, other, &hung);
                 assert_eq!(refused.unwrap_err().kind, ErrorKind::Invalid);
             }
-            return;
-        };
-        let result = self
-            .pool
-            .snapshots()
-            .roll_back(id, VolumeId(snapshot), &hung);
+            (None, None) => {}
+        }
+        // Without a snapshot, the volume is erased.
+        let result = self.pool.snapshots().roll_back(id, to.map(VolumeId), &hung);
         if self.is_copied(volume, 0, u64::MAX) {
             assert_eq!(result.unwrap_err().kind, ErrorKind::InUse);
             return;
         }
-        let map = self.volumes[&snapshot].map.clone();
+        let map = to.map_or_else(Default::default, |to| self.volumes[&to].map.clone());
         let known = self.volumes.get_mut(&volume).unwrap();
         let now = ModelVolume {
             extents: known.extents,
@@ -143,7 +147,9 @@ impl World {
         };
         let old = std::mem::replace(known, now);
         self.drop_map(volume, old, hanging, &result.unwrap());
-        self.tenants.copied(snapshot, volume);
+        if let Some(snapshot) = to {
+            self.tenants.copied(snapshot, volume);
+        }
         let batch = self.pool.journal().open_batch_id();
         self.frozen.insert(volume, batch);
     }

@@ -188,7 +188,7 @@ fn a_rollback_gives_the_old_content_and_keeps_later_snapshots() {
         life.fake.put(a, 0).await;
         life.fake.put(a, 7).await;
         let owner = life.owner.clone();
-        life.with_engine(owner.pool_owner.roll_back(a, s, &|| Ok(())))
+        life.with_engine(owner.pool_owner.roll_back(a, Some(s), &|| Ok(())))
             .await
             .unwrap();
         assert_eq!(life.fake.read(a, 0).await, Some(first));

@@ -126,7 +126,7 @@ fn a_copy_that_hangs_refuses_a_snapshot_before_writes_stop() {
         assert_eq!(life.fake.effective(a, 100), Some(own));
         let owner = life.owner.clone();
         let snapshot = owner.base.volume_id("t", "a@s").unwrap();
-        let rolled = owner.pool_owner.roll_back(a, snapshot, &|| Ok(()));
+        let rolled = owner.pool_owner.roll_back(a, Some(snapshot), &|| Ok(()));
         let rolled = life.with_engine(rolled).await;
         life.names_hung(&rolled.unwrap_err().to_string());
         assert_eq!(life.fake.effective(a, 100), Some(own));
