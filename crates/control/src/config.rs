@@ -1,9 +1,12 @@
 //! The daemon's resolved configuration: every path absolute, every default filled in. The command
 //! line reads `forebay.toml` and creates it.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
+
+use crate::model::ExportFrontend;
 
 /// The configuration of a daemon.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +31,84 @@ pub struct DaemonConfig {
     pub keep_engine: bool,
     /// The version to report.
     pub version: String,
+    /// The endpoint for management controllers, if there is one.
+    pub out_of_band: Option<OutOfBand>,
+}
+
+/// The endpoint for management controllers: NVMe-MI over MCTP.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OutOfBand {
+    /// The line.
+    pub serial: Serial,
+    /// The changes that it may make.
+    pub allow: BTreeSet<Right>,
+    /// The tenant of the volumes that it creates; it is created with the first one.
+    pub tenant: String,
+    /// The functions, by number: 1 to [`MAX_FUNCTIONS`].
+    pub functions: Vec<Function>,
+}
+
+/// The most functions, and the highest number of one.
+pub const MAX_FUNCTIONS: u16 = 128;
+
+/// A serial line (DSP0253).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Serial {
+    /// A Unix socket to listen at. Each connection is a line.
+    Socket(PathBuf),
+    /// A terminal device, at this speed.
+    Terminal {
+        /// For example `/dev/ttyS1`.
+        path: PathBuf,
+        /// Bits per second.
+        baud: u32,
+    },
+    /// A new pseudoterminal, with a symbolic link to its device.
+    Pseudoterminal(PathBuf),
+}
+
+/// A kind of change out of band.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Right {
+    /// Namespaces: create, delete, attach, detach.
+    Namespaces,
+    /// The budgets of volumes.
+    Budgets,
+    /// Devices of the pool: add.
+    Devices,
+    /// The erasure of a volume.
+    Format,
+    /// Settings of the endpoint and of its controllers.
+    Configuration,
+    /// Firmware: download and commit.
+    Firmware,
+}
+
+impl Right {
+    /// All, with their names in the configuration.
+    pub const ALL: [(Self, &'static str); 6] = [
+        (Self::Namespaces, "namespaces"),
+        (Self::Budgets, "budgets"),
+        (Self::Devices, "devices"),
+        (Self::Format, "format"),
+        (Self::Configuration, "configuration"),
+        (Self::Firmware, "firmware"),
+    ];
+}
+
+/// A secondary controller: the export of the namespace that is attached to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Function {
+    /// The controller's CNTLID.
+    pub number: u16,
+    /// The protocol.
+    pub frontend: ExportFrontend,
+    /// For NVMe/TCP: NQNs of hosts that may connect.
+    pub hosts: Vec<String>,
+    /// For NVMe/TCP: whether every host may connect.
+    pub any_host: bool,
+    /// For a VM: the path of the socket; by default in the daemon's runtime folder.
+    pub socket: Option<String>,
 }
 
 /// Addresses for hosts and metrics, which may change while the daemon runs.
@@ -164,6 +245,7 @@ impl DaemonConfig {
             embedded_pool: None,
             pool_devices: Vec::new(),
             version: String::new(),
+            out_of_band: None,
         }
     }
 }

@@ -3,7 +3,7 @@
 //!
 //! One thread with an async runtime has all state; API handlers send it closures. From the ground
 //! up: `model` (bodies of the API), `base`, `link`, `states`, `mapping`, `statistics`, `qos`, `exports`,
-//! `health`, `devices`, `owner`, `supervisor`, `daemon`, `api`, `run`. Each uses only those before it. Nothing here is on the I/O path.
+//! `health`, `devices`, `owner`, `supervisor`, `daemon`, `api` and `out_of_band`, `run`. Each uses only those before it. Nothing here is on the I/O path.
 
 pub mod api;
 mod base;
@@ -22,6 +22,7 @@ mod link;
 mod mapping;
 mod metrics;
 pub mod model;
+mod out_of_band;
 mod owner;
 mod ownership;
 mod qos;

@@ -16,6 +16,7 @@ use tokio::time::timeout;
 use crate::api;
 use crate::config::{DaemonConfig, Program};
 use crate::daemon::{Daemon, DaemonError, DaemonRequest, ServeMetrics, channel};
+use crate::out_of_band;
 use crate::ownership::Installation;
 use crate::systemd;
 
@@ -67,6 +68,11 @@ async fn run_here(config: DaemonConfig, program: Box<dyn Program>) -> Result<End
     let serve_metrics: ServeMetrics = Box::new(move |listener| {
         tokio::task::spawn_local(api::serve_metrics(listener, metrics.clone()))
     });
+    let out_of_band = config.out_of_band.clone().map(|settings| {
+        let (state_dir, version) = (config.state_dir.clone(), config.version.clone());
+        let served = out_of_band::serve(settings, state_dir, version, handle.clone());
+        tokio::task::spawn_local(served)
+    });
     let daemon = Rc::new(Daemon::new(config, Arc::new(me), program, serve_metrics));
     let (stop_api, stopped) = oneshot::channel::<()>();
     let stopped = async {
@@ -81,6 +87,7 @@ async fn run_here(config: DaemonConfig, program: Box<dyn Program>) -> Result<End
     systemd::report("STOPPING=1");
     daemon.events.close_down();
     let _ = stop_api.send(());
+    out_of_band.iter().for_each(JoinHandle::abort);
     // Later requests get no answer, which callers read as "stopping".
     drop(requests);
     let result = if ended_by == EndedBy::Signal && daemon.config.keep_engine {

@@ -6,11 +6,15 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+mod out_of_band;
+
+use forebay_control::config::OutOfBand;
 use forebay_device::DeviceSpec;
 use forebay_device::size::parse_capacity;
 use serde::{Deserialize, Deserializer, de};
 
 use crate::failure::{Failure, Outcome, While};
+use out_of_band::OutOfBandTable;
 
 pub(crate) const FILE_NAME: &str = "forebay.toml";
 /// The installed service's configuration.
@@ -41,6 +45,7 @@ struct FileConfig {
     pool: PoolTable,
     #[serde(default)]
     devices: DevicesTable,
+    out_of_band: Option<OutOfBandTable>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -132,6 +137,7 @@ pub(crate) struct Config {
     pub(crate) devices: Vec<String>,
     /// Whether devices that fail on purpose may be used.
     pub(crate) allow_faulty: bool,
+    pub(crate) out_of_band: Option<OutOfBand>,
 }
 
 /// Loads `file`; else `./forebay.toml` if it exists and `dir` is absent; else the defaults in `dir`
@@ -177,6 +183,7 @@ fn defaults(dir: &Path) -> Outcome<Config> {
         embedded: Some((dir.join("pool.img"), EMBEDDED_BYTES)),
         devices: Vec::new(),
         allow_faulty: false,
+        out_of_band: None,
     })
 }
 
@@ -228,6 +235,9 @@ fn parse(text: &str, path: &Path, dir: Option<&Path>) -> Outcome<Config> {
             .map_err(|error| wrong(format!("[pool] devices: {error}")))?;
         devices.push(spec.to_string());
     }
+    let out_of_band = file.out_of_band;
+    let out_of_band = out_of_band.map(|table| out_of_band::parse(table, base));
+    let out_of_band = out_of_band.transpose().map_err(&wrong)?;
     Ok(Config {
         source: Some(path.to_owned()),
         api_socket: base.join(file.listen.api.unwrap_or_else(|| run_dir.join("api.sock"))),
@@ -252,6 +262,7 @@ fn parse(text: &str, path: &Path, dir: Option<&Path>) -> Outcome<Config> {
             .map(|pool| (base.join(pool.path), pool.size)),
         devices,
         allow_faulty: file.devices.allow_faulty,
+        out_of_band,
     })
 }
 

@@ -40,6 +40,7 @@ mod stop;
 
 pub use error::DaemonError;
 pub(crate) use requests::{DaemonRequest, Handle, channel};
+pub(crate) use status::Condition;
 
 pub(crate) type ServeMetrics = Box<dyn Fn(TcpListener) -> JoinHandle<()>>;
 

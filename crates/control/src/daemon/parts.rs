@@ -20,7 +20,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 const PAUSE_MAX: Duration = Duration::from_secs(10);
 
 impl Daemon {
-    pub(super) fn note_part(&self, part: &str, trouble: Result<(), String>) {
+    pub(crate) fn note_part(&self, part: &str, trouble: Result<(), String>) {
         let fields = match trouble {
             Ok(()) if self.parts.borrow_mut().remove(part).is_some() => {
                 (EventKind::PartReturned, format!("{part} works now"))

@@ -1,5 +1,6 @@
 //! Status, counters and ports, with or without a pool: collected from owner, supervisor and daemon.
 
+use std::rc::Rc;
 use std::sync::Arc;
 
 use super::Daemon;
@@ -7,9 +8,38 @@ use crate::clock::now_unix_ms;
 use crate::devices::Opening;
 use crate::model::stats::Stats;
 use crate::model::{EngineState, Health, Port, Status};
-use crate::owner::unserved_ports;
+use crate::owner::{Owner, unserved_ports};
+
+/// A short form of [`Status`].
+pub(crate) struct Condition {
+    /// The owner of the open pool.
+    pub(crate) owner: Option<Rc<Owner>>,
+    /// Everything that is configured is served.
+    pub(crate) is_sound: bool,
+    pub(crate) engine: EngineState,
+    /// The engine's number, 0 for none.
+    pub(crate) generation: u64,
+}
 
 impl Daemon {
+    pub(crate) fn condition(&self) -> Condition {
+        let Some(serving) = self.serving() else {
+            return Condition {
+                owner: None,
+                is_sound: false,
+                engine: EngineState::Stopped,
+                generation: 0,
+            };
+        };
+        let view = serving.supervisor.view();
+        Condition {
+            is_sound: view.state != EngineState::Stopped && !serving.owner.reports.has_trouble(),
+            owner: Some(serving.owner.clone()),
+            engine: view.state,
+            generation: view.generation,
+        }
+    }
+
     pub(crate) fn status(&self) -> Status {
         let serving = self.serving();
         let view = serving.as_ref().map(|serving| serving.supervisor.view());

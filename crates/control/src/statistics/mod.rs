@@ -16,7 +16,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use forebay_pool::{ExportId, ExportRecord, TenantId};
+use forebay_pool::{ExportId, ExportRecord, Exports, TenantId};
 use forebay_qos::budget::MOST;
 use forebay_xlate::boundary::message::Past;
 use forebay_xlate::boundary::region::{
@@ -246,6 +246,33 @@ impl Added {
             media_errors: before.media_errors,
             created_s: export.created_s,
         }
+    }
+
+    /// The counts of all exports, with those of the present engine.
+    pub(crate) fn pasts(&self, exports: &Exports) -> Vec<Past> {
+        let mut all: BTreeMap<ExportId, Past> = exports
+            .iter()
+            .map(|export| (export.id, self.past(export)))
+            .collect();
+        let lanes = self.counting.iter().flat_map(|(_, region)| region.lanes());
+        let count = all.len();
+        for lane in lanes
+            .filter(|lane| lane.export.load(Relaxed) != 0)
+            .take(count)
+        {
+            let export = lane.export.load(Relaxed).checked_sub(1).map(ExportId);
+            let Some(past) = export.and_then(|export| all.get_mut(&export)) else {
+                continue;
+            };
+            let of = |kind: OpKind| &lane.ops[kind as usize];
+            let add = |to: &mut u64, more: &AtomicU64| *to = to.saturating_add(more.load(Relaxed));
+            add(&mut past.reads, &of(OpKind::Read).ops);
+            add(&mut past.bytes_read, &of(OpKind::Read).bytes);
+            add(&mut past.writes, &of(OpKind::Write).ops);
+            add(&mut past.bytes_written, &of(OpKind::Write).bytes);
+            add(&mut past.media_errors, &lane.media_errors);
+        }
+        all.into_values().collect()
     }
 
     pub(crate) fn credit(&self, session: &Session, tenant: TenantId) -> [u64; 2] {

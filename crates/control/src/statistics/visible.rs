@@ -6,10 +6,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use forebay_nvme::controller::Health;
 use forebay_pool::{DeviceHealth, SpaceLevel};
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::{Past, ToEngine};
 
+use crate::devices::now_s;
 use crate::link::session::Session;
 use crate::statistics::Statistics;
 
@@ -80,6 +82,33 @@ impl Statistics {
             .records()
             .map(|volume| (volume.id, of(volume)));
         volumes.collect()
+    }
+
+    /// SMART values of the whole node.
+    pub(crate) fn node_health(&self) -> Health {
+        let core = self.base.core.borrow();
+        let pool = &core.pool;
+        let mut health = Health {
+            available_spare_percent: 100 - pool.space().used_percent().min(100),
+            spare_threshold_percent: 100 - pool.info().settings.critical_percent.min(100),
+            power_on_hours: u128::from(now_s().saturating_sub(pool.info().created_s)) / 3600,
+            ..Health::default()
+        };
+        let mut devices = pool.devices().iter().map(|device| device.index);
+        if devices.any(|d| pool.allocator().device_health(d) != DeviceHealth::Online) {
+            health.critical_warning |= RELIABILITY;
+        }
+        if pool.space_level() == SpaceLevel::Critical {
+            health.critical_warning |= SPARE_IS_LOW;
+        }
+        for past in self.added.borrow().pasts(pool.exports()) {
+            health.host_reads += u128::from(past.reads);
+            health.host_writes += u128::from(past.writes);
+            health.bytes_read += u128::from(past.bytes_read);
+            health.bytes_written += u128::from(past.bytes_written);
+            health.media_errors += u128::from(past.media_errors);
+        }
+        health
     }
 
     #[cfg(test)]

@@ -189,6 +189,7 @@ fn daemon_config(config: Config) -> Outcome<DaemonConfig> {
         pool_devices: config.devices,
         keep_engine: false,
         version: env!("CARGO_PKG_VERSION").to_owned(),
+        out_of_band: config.out_of_band,
     })
 }
 

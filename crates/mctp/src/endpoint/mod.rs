@@ -127,6 +127,17 @@ impl Endpoint {
         self.config.eid
     }
 
+    /// Sets the EID: another line of the same endpoint got it.
+    pub fn set_eid(&mut self, eid: u8) {
+        self.config.eid = eid;
+    }
+
+    /// The transmission unit of sent packets.
+    #[must_use]
+    pub fn unit_bytes(&self) -> usize {
+        self.config.unit_bytes
+    }
+
     /// The packets and messages dropped so far, by reason.
     #[must_use]
     pub fn drops(&self) -> &Drops {

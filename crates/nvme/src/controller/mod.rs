@@ -38,6 +38,7 @@ pub use connect::{AdminConnect, IoQueue, Refusal, check_admin_connect};
 pub use events::EventCompletion;
 pub use log_pages::ErrorReport;
 pub use state::{ControllerState, StateError};
+pub use supported::management_opcodes;
 
 use crate::fabrics::{PropertyCommand, fctype};
 use crate::io::Transfer;

@@ -43,6 +43,15 @@ impl Face {
     }
 }
 
+/// Admin opcodes of a controller of [`ControllerKind::Management`], ascending.
+pub fn management_opcodes(cntlid: u16) -> impl Iterator<Item = u8> {
+    let face = match cntlid {
+        0 => Face::Management,
+        _ => Face::Function,
+    };
+    (0..=u8::MAX).filter(move |opcode| admin_effects(face, *opcode).is_some())
+}
+
 impl ControllerConfig {
     pub(super) fn face(&self, env: &dyn AdminEnv) -> Face {
         match self.kind {

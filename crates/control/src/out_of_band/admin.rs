@@ -1,0 +1,169 @@
+//! Tunnelled Admin commands (NVMe-MI 1.2, 6).
+//!
+//! A state machine of crate `nvme` answers what reads. Commands that change the node are carried out
+//! here, in `namespaces` and beside it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use forebay_nvme::controller::{AdminOutcome, Controller, ControllerConfig, ascii};
+use forebay_nvme::io::Transfer;
+use forebay_nvme::mi::{AdminCommand, MiRefusal, MiStatus};
+use forebay_nvme::opcode::admin;
+use forebay_nvme::{Nqn, Sqe, Status};
+
+use super::answer::Answer;
+use super::environment::Environment;
+use super::node::{Caller, Node};
+use crate::clock::now_unix_ms;
+use crate::config::{Function, Right};
+
+/// The place of CTLID in the message.
+const CONTROLLER_AT: MiRefusal = MiRefusal::at(6);
+/// The subsystem of an endpoint, whose UUID follows.
+const NQN_PREFIX: &str = "nqn.2014-08.org.nvmexpress:uuid:";
+
+/// Controllers that were addressed, by CNTLID: their features and error logs.
+pub(super) type Controllers = Arc<Mutex<BTreeMap<u16, Controller>>>;
+
+impl Node {
+    /// A function by its number.
+    pub(super) fn function(&self, number: u16) -> Option<&Function> {
+        self.config
+            .functions
+            .iter()
+            .find(|function| function.number == number)
+    }
+
+    fn new_controller(&self, cntlid: u16) -> Controller {
+        let uuid = self.identity.uuid;
+        let serial: String = uuid.simple().to_string().chars().take(20).collect();
+        let nqn = format!("{NQN_PREFIX}{uuid}");
+        let nqn = Nqn::parse(&nqn).unwrap_or_else(|_| Nqn::discovery());
+        Controller::management(ControllerConfig {
+            firmware: ascii(&self.version),
+            ..ControllerConfig::management(cntlid, nqn, &serial)
+        })
+    }
+
+    /// Carries out an Admin command.
+    pub(super) async fn admin(&self, command: &AdminCommand<'_>, caller: &Caller) -> Answer {
+        if !self.has_controller(command.controller) {
+            return CONTROLLER_AT.into();
+        }
+        match command.sqe.opcode() {
+            admin::SET_FEATURES => self.set_features(command, caller).await,
+            _ => self.by_controller(command).await,
+        }
+    }
+
+    async fn set_features(&self, command: &AdminCommand<'_>, caller: &Caller) -> Answer {
+        if !self.may(Right::Configuration) {
+            return Answer::status(MiStatus::ACCESS_DENIED);
+        }
+        let answer = self.by_controller(command).await;
+        let request = format!(
+            "Set Features {:#x} of controller {}: {:#x}",
+            command.sqe.cdw(10) as u8,
+            command.controller,
+            command.sqe.cdw(11)
+        );
+        if answer.succeeded() {
+            self.audit(
+                caller,
+                "change a controller's feature",
+                request,
+                false,
+                "done",
+            )
+            .await;
+        }
+        answer
+    }
+
+    /// By the controller's state machine.
+    async fn by_controller(&self, command: &AdminCommand<'_>) -> Answer {
+        let cntlid = command.controller;
+        let (sqe, data) = (command.sqe, command.data.to_vec());
+        let controllers = self.controllers.clone();
+        let functions = self.function_numbers();
+        let (version, fresh) = (self.version.clone(), self.new_controller(cntlid));
+        let done = self.daemon.ask(move |daemon| {
+            let mut controllers = controllers.lock().unwrap_or_else(PoisonError::into_inner);
+            let controller = controllers.entry(cntlid).or_insert(fresh);
+            let condition = daemon.condition();
+            let environment = Environment {
+                condition: &condition,
+                cntlid,
+                functions: &functions,
+                version: &version,
+            };
+            run(controller, &sqe, &data, &environment)
+        });
+        match done.await {
+            Ok(Ok(Completed {
+                status,
+                result,
+                data,
+            })) => {
+                // A failed command has no data.
+                let part = match data {
+                    Some(data) => command.part(&data).map(<[u8]>::to_vec),
+                    None => Ok(Vec::new()),
+                };
+                part.map_or_else(Answer::from, |data| Answer::admin(status, result, data))
+            }
+            Ok(Err(status)) => Answer::status(status),
+            // The daemon stops.
+            Err(_) => Answer::status(MiStatus::INTERNAL_ERROR),
+        }
+    }
+}
+
+struct Completed {
+    status: Status,
+    result: u64,
+    /// Of a command that returns data.
+    data: Option<Vec<u8>>,
+}
+
+fn run(
+    controller: &mut Controller,
+    sqe: &Sqe,
+    data: &[u8],
+    environment: &Environment<'_>,
+) -> Result<Completed, MiStatus> {
+    let failed = |status| Completed {
+        status,
+        result: 0,
+        data: None,
+    };
+    let (mut out, input) = match controller.transfer(sqe) {
+        Err(status) => return Ok(failed(status)),
+        Ok(Transfer::ToHost(bytes)) => (vec![0; bytes as usize], &[][..]),
+        Ok(Transfer::FromHost(bytes)) => match data.get(..bytes as usize) {
+            Some(data) => (Vec::new(), data),
+            None => return Err(MiStatus::INVALID_INPUT_SIZE),
+        },
+        Ok(Transfer::None) => (Vec::new(), &[][..]),
+    };
+    let now_ns = now_unix_ms().saturating_mul(1_000_000);
+    match controller.admin(sqe, input, &mut out, environment, now_ns) {
+        AdminOutcome::Complete {
+            status,
+            result,
+            data_bytes,
+            ..
+        } if status == Status::SUCCESS => Ok(Completed {
+            status,
+            result,
+            data: (data_bytes > 0).then(|| {
+                out.truncate(data_bytes as usize);
+                out
+            }),
+        }),
+        AdminOutcome::Complete { status, .. } => Ok(failed(status)),
+        // Neither concerns a controller without a host.
+        AdminOutcome::Parked | AdminOutcome::Reserve { .. } => Ok(failed(Status::INVALID_OPCODE)),
+    }
+}

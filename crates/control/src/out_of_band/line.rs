@@ -1,0 +1,262 @@
+//! One line: bytes to packets to messages, and back. Commands run beside it.
+//!
+//! While the peer does not read, nothing more is read from it, so memory is bounded.
+
+use std::io;
+use std::rc::Rc;
+
+use forebay_mctp::serial::{Decoder, encode};
+use forebay_mctp::{
+    Address, EID_BROADCAST, EID_NULL, Endpoint, EndpointConfig, Message, MessageType, NVME_MI,
+    Received,
+};
+use forebay_nvme::mi::{MiResponse, MiStatus, MiTicket};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep_until};
+
+use super::answer::Answer;
+use super::node::{Caller, Node};
+use super::requesters::{REQUESTERS, Requesters};
+use super::wire::Wire;
+use super::{COMMAND_LIMIT, WRITE_LIMIT};
+
+static TYPES: &[MessageType] = &[NVME_MI];
+
+const READ_BYTES: usize = 4096;
+/// Unsent bytes above which nothing is read.
+const UNSENT_BYTES: usize = 32 << 10;
+/// The transmission unit until the peer sets another one.
+const UNIT_BYTES: usize = forebay_mctp::BASELINE_UNIT_BYTES;
+
+/// A command that was carried out.
+struct Done {
+    eid: u8,
+    ticket: MiTicket,
+    answer: Answer,
+}
+
+struct Line {
+    name: Rc<str>,
+    node: Rc<Node>,
+    began: Instant,
+    decoder: Decoder,
+    endpoint: Endpoint,
+    requesters: Requesters,
+    corrupt: u64,
+    outgoing: Vec<u8>,
+    /// Set while `outgoing` is not empty: its next byte must be written by then.
+    stalls_at: Option<Instant>,
+    done: mpsc::Sender<Done>,
+}
+
+/// Serves a line until its end. `Ok` is the end of a connection.
+///
+/// # Errors
+/// The line fails, or its peer does not read.
+pub(super) async fn serve(wire: Wire, name: Rc<str>, node: Rc<Node>) -> io::Result<()> {
+    // Every command slot of every requester.
+    let (done, mut ended) = mpsc::channel(2 * REQUESTERS);
+    let config = EndpointConfig {
+        uuid: node.identity.uuid.into_bytes(),
+        eid: node.identity.eid(),
+        static_eid: EID_NULL,
+        types: TYPES,
+        unit_bytes: UNIT_BYTES,
+    };
+    let mut line = Line {
+        name,
+        node,
+        began: Instant::now(),
+        decoder: Decoder::new(),
+        endpoint: Endpoint::new(config),
+        requesters: Requesters::default(),
+        corrupt: 0,
+        outgoing: Vec::new(),
+        stalls_at: None,
+        done,
+    };
+    let mut bytes = [0; READ_BYTES];
+    loop {
+        let due = line.next_due();
+        let due = async {
+            match due {
+                Some(due) => sleep_until(due).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            read = wire.read(&mut bytes), if line.outgoing.len() < UNSENT_BYTES => match read? {
+                0 => return Ok(()),
+                read => {
+                    line.take(&bytes[..read]).await;
+                    // A line that never pauses must not delay other tasks.
+                    tokio::task::yield_now().await;
+                }
+            },
+            written = wire.write(&line.outgoing), if !line.outgoing.is_empty() => {
+                line.wrote(written?);
+            }
+            Some(done) = ended.recv() => line.ended(&done),
+            () = due => line.time_passed()?,
+        }
+    }
+}
+
+impl Line {
+    fn next_due(&self) -> Option<Instant> {
+        let due = self.requesters.next_due();
+        due.into_iter().chain(self.stalls_at).min()
+    }
+
+    async fn take(&mut self, mut bytes: &[u8]) {
+        while let Some(packet) = self.decoder.next_packet(&mut bytes) {
+            let now_ns = u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX);
+            // Another line may have set it.
+            self.endpoint.set_eid(self.node.identity.eid());
+            match self.endpoint.receive(&packet, now_ns) {
+                Received::Fragment => {}
+                Received::Dropped(reason) => {
+                    tracing::debug!(line = &*self.name, ?reason, "dropped an MCTP packet");
+                    self.node.counts.note_drop();
+                }
+                Received::Message(message) => self.command(message),
+                Received::Control(answer) => {
+                    if let Some(eid) = answer.new_eid {
+                        tracing::info!(
+                            line = &*self.name,
+                            eid,
+                            "the management endpoint has a new EID"
+                        );
+                        self.node.identity.set_eid(eid).await;
+                    }
+                    self.send(answer.to, &answer.bytes);
+                }
+            }
+        }
+        self.requesters.note_drops(self.endpoint.drops());
+        let corrupt = self.decoder.faults().corrupt;
+        if corrupt != std::mem::replace(&mut self.corrupt, corrupt) {
+            self.requesters.note_corrupt();
+        }
+    }
+
+    fn command(&mut self, message: Message) {
+        let now = Instant::now();
+        // An answer comes from the EID that the peer used.
+        let local_eid = match message.from.local_eid {
+            EID_NULL | EID_BROADCAST => self.endpoint.eid(),
+            used => used,
+        };
+        let from = Address {
+            local_eid,
+            ..message.from
+        };
+        if !from.owner {
+            // A response: this endpoint sends no requests.
+            self.node.counts.note_drop();
+            return;
+        }
+        let Some(requester) = self.requesters.get(from.eid, now) else {
+            tracing::debug!(
+                line = &*self.name,
+                eid = from.eid,
+                "too many requesters have commands"
+            );
+            self.node.counts.note_drop();
+            return;
+        };
+        let step = requester.responder.receive(from, &message.bytes);
+        if let Some(reason) = step.dropped {
+            tracing::debug!(line = &*self.name, ?reason, "dropped an NVMe-MI message");
+            self.node.counts.note_drop();
+        }
+        if let Some(ticket) = step.abandoned {
+            requester.ended(ticket);
+        }
+        let begun = step.execute.map(|(ticket, _)| ticket);
+        let send = step.send;
+        if let Some(ticket) = begun {
+            requester.began(ticket, now);
+        }
+        for (to, answer) in send {
+            self.send(to, &answer);
+        }
+        if let Some(ticket) = begun {
+            self.spawn(from.eid, ticket, message.bytes);
+        }
+    }
+
+    fn spawn(&self, eid: u8, ticket: MiTicket, message: Vec<u8>) {
+        let (node, done) = (self.node.clone(), self.done.clone());
+        let caller = Caller {
+            line: self.name.clone(),
+            eid,
+            unit_bytes: self.endpoint.unit_bytes() as u16,
+        };
+        // A command goes on after its limit, and after its line's end.
+        let execution =
+            tokio::task::spawn_local(async move { node.execute(&message, &caller).await });
+        tokio::task::spawn_local(async move {
+            let answer = tokio::time::timeout(COMMAND_LIMIT, execution).await;
+            let answer = match answer {
+                Ok(Ok(answer)) => answer,
+                _ => Answer::status(MiStatus::INTERNAL_ERROR),
+            };
+            // Fails if the line is gone.
+            let _ = done
+                .send(Done {
+                    eid,
+                    ticket,
+                    answer,
+                })
+                .await;
+        });
+    }
+
+    fn ended(&mut self, done: &Done) {
+        let now = Instant::now();
+        let Some(requester) = self.requesters.get(done.eid, now) else {
+            return;
+        };
+        requester.ended(done.ticket);
+        let response: MiResponse<'_> = done.answer.response();
+        if let Some((to, message)) = requester.responder.complete(done.ticket, &response) {
+            self.send(to, &message);
+        }
+        // The answer still has the earlier transmission unit.
+        if let Some(bytes) = done.answer.unit_bytes {
+            self.endpoint.set_unit_bytes(usize::from(bytes));
+        }
+    }
+
+    fn send(&mut self, to: Address, message: &[u8]) {
+        if self.outgoing.is_empty() {
+            self.stalls_at = Some(Instant::now() + WRITE_LIMIT);
+        }
+        for packet in self.endpoint.answer(to, message) {
+            encode(&packet, &mut self.outgoing);
+        }
+    }
+
+    fn wrote(&mut self, bytes: usize) {
+        self.outgoing.drain(..bytes.min(self.outgoing.len()));
+        self.stalls_at = match self.outgoing.is_empty() {
+            true => None,
+            false => Some(Instant::now() + WRITE_LIMIT),
+        };
+    }
+
+    fn time_passed(&mut self) -> io::Result<()> {
+        let now = Instant::now();
+        if self.stalls_at.is_some_and(|at| at <= now) {
+            let why = format!("the peer has read nothing for {} s", WRITE_LIMIT.as_secs());
+            return Err(io::Error::new(io::ErrorKind::TimedOut, why));
+        }
+        // In units of 100 ms.
+        let units = (COMMAND_LIMIT.as_millis() / 100) as u16;
+        for (to, message) in self.requesters.due(now, units) {
+            self.send(to, &message);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,149 @@
+//! What all lines share: the configuration, the identity, and the state of the controllers.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+use forebay_nvme::mi::{MiRequest, MiStatus, open};
+
+use super::admin::Controllers;
+use super::answer::Answer;
+use super::health::Changes;
+use super::identity::Identity;
+use crate::config::{OutOfBand, Right};
+use crate::daemon::Handle;
+use crate::model::error::ApiError;
+use crate::model::events::Audit;
+
+/// No user id: the wire has none.
+const NOBODY: u32 = u32::MAX;
+/// How long an event may take.
+const AUDIT_LIMIT: Duration = Duration::from_secs(2);
+
+/// Who sent a command.
+#[derive(Debug, Clone)]
+pub(super) struct Caller {
+    /// The line's name.
+    pub(super) line: Rc<str>,
+    pub(super) eid: u8,
+    /// The line's transmission unit.
+    pub(super) unit_bytes: u16,
+}
+
+/// Counts since the daemon started.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    drops: Cell<u64>,
+}
+
+impl Counts {
+    pub(super) fn note_drop(&self) {
+        self.drops.set(self.drops.get().wrapping_add(1));
+    }
+}
+
+pub(super) struct Node {
+    pub(super) config: OutOfBand,
+    pub(super) identity: Identity,
+    pub(super) daemon: Handle,
+    pub(super) counts: Counts,
+    pub(super) changes: RefCell<Changes>,
+    pub(super) controllers: Controllers,
+    /// The daemon's version.
+    pub(super) version: String,
+}
+
+impl Node {
+    pub(super) fn new(
+        config: OutOfBand,
+        identity: Identity,
+        version: String,
+        daemon: Handle,
+    ) -> Self {
+        Self {
+            config,
+            identity,
+            daemon,
+            counts: Counts::default(),
+            changes: RefCell::default(),
+            controllers: Controllers::default(),
+            version,
+        }
+    }
+
+    /// Carries out a request that a command slot has accepted.
+    pub(super) async fn execute(&self, message: &[u8], caller: &Caller) -> Answer {
+        let Ok((header, body)) = open(message) else {
+            return Answer::status(MiStatus::INTERNAL_ERROR);
+        };
+        match MiRequest::decode(&header, body) {
+            Ok(MiRequest::Command(command)) => self.command(command, caller).await,
+            Ok(MiRequest::Admin(command)) => self.admin(&command, caller).await,
+            // Command slots answer these themselves.
+            Ok(MiRequest::Control(..)) => Answer::status(MiStatus::INVALID_OPCODE),
+            Err(refusal) => refusal.into(),
+        }
+    }
+
+    pub(super) fn may(&self, right: Right) -> bool {
+        self.config.allow.contains(&right)
+    }
+
+    /// Records a change; `request` names the command.
+    pub(super) async fn audit(
+        &self,
+        caller: &Caller,
+        action: &str,
+        request: String,
+        destructive: bool,
+        result: &str,
+    ) {
+        let audit = Audit {
+            uid: NOBODY,
+            user: format!("endpoint {} at {}", caller.eid, caller.line),
+            login: None,
+            pid: None,
+            program: "nvme-mi".to_owned(),
+            action: action.to_owned(),
+            request,
+            destructive,
+            result: result.to_owned(),
+            before: None,
+            after: None,
+        };
+        let entry = audit.clone();
+        let recorded = self.daemon.run(move |daemon| async move {
+            let generation = daemon.condition().generation;
+            daemon.events.audit(generation, entry).await;
+            Ok(())
+        });
+        let recorded = tokio::time::timeout(AUDIT_LIMIT, recorded).await;
+        if !matches!(recorded, Ok(Ok(()))) {
+            tracing::warn!(?audit, "a change could not be recorded");
+        }
+    }
+
+    /// Records a change unless it was refused.
+    pub(super) async fn audit_result(
+        &self,
+        caller: &Caller,
+        action: &str,
+        request: String,
+        destructive: bool,
+        result: &Result<String, &ApiError>,
+    ) {
+        match result {
+            Ok(result) => {
+                self.audit(caller, action, request, destructive, result)
+                    .await
+            }
+            // Something may have happened.
+            Err(error) if error.kind.status().is_server_error() => {
+                let result = format!("{}: {error}", error.kind.status());
+                self.audit(caller, action, request, destructive, &result)
+                    .await;
+            }
+            Err(_) => {}
+        }
+    }
+}
