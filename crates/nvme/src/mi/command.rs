@@ -114,10 +114,11 @@ pub enum SetConfiguration {
         /// Bits 11:8 of NMD0.
         frequency: u8,
     },
-    /// Health Status Change: clears these bits of the Composite Controller Status.
+    /// Health Status Change.
     HealthStatusChange {
-        /// NMD1.
-        clear: u32,
+        /// The bits of the Composite Controller Status to clear: see
+        /// [`super::data::status_change`].
+        clear: u16,
     },
     /// MCTP Transmission Unit Size of a port.
     TransmissionUnit {
@@ -278,7 +279,10 @@ impl SetConfiguration {
                 port,
                 frequency: (nmd0 >> 8) as u8 & 0xF,
             }),
-            HEALTH_STATUS_CHANGE => Ok(Self::HealthStatusChange { clear: nmd1 }),
+            HEALTH_STATUS_CHANGE => Ok(Self::HealthStatusChange {
+                // NMD1 leaves out bit 3, which is reserved in the status.
+                clear: (nmd1 & 7 | (nmd1 & !7) << 1) as u16,
+            }),
             TRANSMISSION_UNIT => Ok(Self::TransmissionUnit {
                 port,
                 bytes: nmd1 as u16,
@@ -296,7 +300,13 @@ impl SetConfiguration {
                     0,
                 )
             }
-            Self::HealthStatusChange { clear } => (u32::from(HEALTH_STATUS_CHANGE), clear),
+            Self::HealthStatusChange { clear } => {
+                let clear = u32::from(clear);
+                (
+                    u32::from(HEALTH_STATUS_CHANGE),
+                    clear & 7 | (clear & !0xF) >> 1,
+                )
+            }
             Self::TransmissionUnit { port, bytes } => (
                 u32::from(port) << 24 | u32::from(TRANSMISSION_UNIT),
                 u32::from(bytes),

@@ -15,7 +15,7 @@ pub struct SubsystemInformation {
     pub major: u8,
     /// MNR.
     pub minor: u8,
-    /// Reserved; capabilities in 2.0.
+    /// Reserved; byte 3, of 2.0: bit 0 Status Reporting Enhancements.
     pub reserved: [u8; 29],
 }
 const _: () = assert!(size_of::<SubsystemInformation>() == 32);
@@ -28,7 +28,7 @@ const _: () = assert!(size_of::<SubsystemInformation>() == 32);
 pub struct PortInformation {
     /// PRTTYP: 0 inactive, 1 PCIe, 2 SMBus.
     pub kind: u8,
-    /// Bit 0: Command Initiated Auto Pause.
+    /// Bit 0: Command Initiated Auto Pause. Bit 1, of 2.0: Asynchronous Event Messages.
     pub capabilities: u8,
     /// MMTUS: the largest transmission unit.
     pub max_unit_bytes: U16,

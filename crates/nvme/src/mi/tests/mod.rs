@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 use zerocopy::IntoBytes;
 
+use super::data::status_change;
 use super::*;
 use crate::{Cqe, Sqe, Status};
 
@@ -155,7 +156,16 @@ fn requests_have_the_bytes_of_the_specification() {
             mi(MiCommand::SetConfiguration(
                 SetConfiguration::HealthStatusChange { clear: 0x1FF7 },
             )),
-            command(3, [2, 0, 0, 0], [0xF7, 0x1F, 0, 0]),
+            // Bits 11:0, without the reserved bit of the status.
+            command(3, [2, 0, 0, 0], [0xFF, 0x0F, 0, 0]),
+        ),
+        (
+            mi(MiCommand::SetConfiguration(
+                SetConfiguration::HealthStatusChange {
+                    clear: status_change::SUBSYSTEM_RESET | status_change::SHUTDOWN,
+                },
+            )),
+            command(3, [2, 0, 0, 0], [0x0C, 0, 0, 0]),
         ),
         (
             mi(MiCommand::SetConfiguration(
