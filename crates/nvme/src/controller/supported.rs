@@ -80,7 +80,7 @@ pub(super) fn admin_effects(face: Face, opcode: u8) -> Option<u32> {
         admin::FORMAT_NVM if face.is_managed() => {
             return Some(EFFECT_LBCC | EFFECT_NCC | SCOPE_NAMESPACE);
         }
-        // These concern a host.
+        // NVMe-MI 1.2, figure 114 prohibits these out of band, as they concern a host.
         admin::ASYNC_EVENT_REQUEST => !face.is_managed(),
         admin::ABORT => face.has_queues(),
         admin::KEEP_ALIVE => matches!(face, Face::Io | Face::Discovery),
@@ -118,10 +118,10 @@ pub(super) fn feature_scope(face: Face, fid: u8) -> Option<u32> {
         feature::ASYNC_EVENT_CONFIGURATION => !face.is_managed(),
         feature::KEEP_ALIVE_TIMER => matches!(face, Face::Io | Face::Discovery),
         feature::INTERRUPT_VECTOR_CONFIGURATION => face.is_pcie(),
-        feature::POWER_MANAGEMENT
-        | feature::TEMPERATURE_THRESHOLD
-        | feature::VOLATILE_WRITE_CACHE => face.has_namespaces(),
+        feature::POWER_MANAGEMENT | feature::TEMPERATURE_THRESHOLD => face.has_namespaces(),
+        // NVMe-MI 1.2, figure 125 prohibits them out of band.
         feature::ARBITRATION
+        | feature::VOLATILE_WRITE_CACHE
         | feature::ERROR_RECOVERY
         | feature::NUMBER_OF_QUEUES
         | feature::WRITE_ATOMICITY

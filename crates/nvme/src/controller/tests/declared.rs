@@ -417,7 +417,8 @@ fn identify_values(case: &Case, lists: &Lists) {
             sqe = sqe.with_cdw(10, sqe.cdw(10) | 0xFFFF << 16);
         }
         let known = match case.status(sqe) {
-            Status::SUCCESS => true,
+            // An Administrative controller has no namespace.
+            Status::SUCCESS | Status::INVALID_NAMESPACE_OR_FORMAT => true,
             Status::INVALID_FIELD => false,
             other => panic!("{}: CNS {what:#x}: {other}", case.name),
         };
@@ -521,12 +522,9 @@ fn identify_bits(case: &Case, lists: &Lists) {
     let ana = id.cmic & 1 << 3 != 0;
     same!(case, ana, lists.log(ASYMMETRIC_NAMESPACE_ACCESS), "CMIC 3");
     same!(case, ana, id.anacap != 0, "ANACAP");
-    same!(
-        case,
-        id.vwc & 1 != 0,
-        lists.feature(feature::VOLATILE_WRITE_CACHE),
-        "VWC 0"
-    );
+    // Out of band, the feature is prohibited.
+    let write_cache = lists.feature(feature::VOLATILE_WRITE_CACHE) || case.is_managed();
+    same!(case, id.vwc & 1 != 0, write_cache, "VWC 0");
     let subject = (case.make)();
     let flush = Sqe::new(nvm::FLUSH, 1).with_nsid(NSID_ALL);
     // The Administrative controller speaks for the others.

@@ -189,14 +189,14 @@ impl Bench {
         assert_eq!(bench.set_cc(0x46_0001), Ok(Effect::Enabled));
         bench
     }
-    /// A management controller. Controllers 0 to 2; namespace 1 is attached to 0 and 1, 70,000 to
-    /// 1, and 80,000 to none.
+    /// A management controller. Controllers 0 to 2; namespace 1 is attached to 1 and 2, 70,000 to
+    /// 1, and 80,000 to none. None is to 0, which is Administrative (Base 2.0, 3.1.2.2).
     pub(super) fn management(cntlid: u16) -> Self {
         let config = ControllerConfig::management(cntlid, subsystem(), "node7");
         let mut bench = Self::connected(config);
         bench.controller = Controller::management(config);
         bench.world.addressed.set(Some(cntlid));
-        let volumes = [(1, vec![0, 1]), (70_000, vec![1]), (80_000, vec![])];
+        let volumes = [(1, vec![1, 2]), (70_000, vec![1]), (80_000, vec![])];
         bench.world.volumes.borrow_mut().extend(volumes);
         let controllers = (0..3).map(|cntlid| SubsystemController {
             cntlid,
