@@ -53,6 +53,9 @@ impl Node {
         }
         match command.sqe.opcode() {
             admin::SET_FEATURES => self.set_features(command, caller).await,
+            admin::NAMESPACE_MANAGEMENT => self.namespace_management(command, caller).await,
+            admin::NAMESPACE_ATTACHMENT => self.namespace_attachment(command, caller).await,
+            admin::FORMAT_NVM => self.format(command, caller).await,
             _ => self.by_controller(command).await,
         }
     }

@@ -161,7 +161,7 @@ impl Node {
         let mut answer = Answer::command(0, []);
         match settings {
             SetConfiguration::HealthStatusChange { clear } => {
-                self.changes.borrow_mut().clear(clear as u16);
+                self.changes.borrow_mut().clear(clear);
             }
             SetConfiguration::TransmissionUnit { bytes, .. } => answer.unit_bytes = Some(bytes),
             SetConfiguration::SmbusFrequency { .. } => {}

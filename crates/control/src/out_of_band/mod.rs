@@ -27,7 +27,7 @@ mod health;
 mod identity;
 mod interface;
 mod line;
-//NS
+mod namespaces;
 mod node;
 mod requesters;
 mod vpd;
