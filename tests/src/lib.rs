@@ -13,6 +13,7 @@ pub mod guest;
 pub mod hold;
 pub mod host;
 pub mod lab;
+pub mod out_of_band;
 pub mod sandbox;
 pub mod shadow;
 pub mod snapshots;

@@ -1,9 +1,9 @@
 //! The host side: an NVMe/TCP initiator, a load generator and data verification, without kernel
 //! driver or privileges.
 //!
-//! Only [`forebay_nvme`] is shared with the target. A [`Session`] is an association. An [`IoQueue`]
+//! Only [`forebay_nvme`] and [`forebay_mctp`] are shared with the target. A [`Session`] is an association. An [`IoQueue`]
 //! is one of its connections, owned by one thread. [`load`] measures, [`verify`] checks data,
-//! [`vm`] does both for VM disks.
+//! [`vm`] does both for VM disks. [`mi`] manages a subsystem out of band.
 //!
 //! Only [`verify`] reconnects. There is no command splitting, multipath, in-band authentication or
 //! TLS.
@@ -14,6 +14,7 @@ mod discovery;
 mod error;
 mod handshake;
 pub mod load;
+pub mod mi;
 mod queue;
 mod session;
 mod tx;

@@ -11,8 +11,9 @@ use crate::identify::{CSI_NVM, IdentifyNamespace};
 use crate::{NSID_ALL, Sqe, Status};
 use zerocopy::FromBytes;
 
-/// Block sizes of the LBA formats, in their order.
-pub(crate) const BLOCK_BYTES: [u32; 2] = [512, 4096];
+/// Block sizes of the LBA formats, in their order. The default comes first: clients that cannot see
+/// a detached namespace ask for format 0.
+pub(crate) const BLOCK_BYTES: [u32; 2] = [4096, 512];
 /// The slot with the installed program.
 const READ_ONLY_SLOT: u8 = 1;
 /// The slot for downloads, which the host may also call 0: any.

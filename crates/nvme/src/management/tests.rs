@@ -27,11 +27,11 @@ fn namespaces_to_create() {
             shared,
         }))
     };
-    assert_eq!(create(|_| ()), new(512_000, 512, false));
+    assert_eq!(create(|_| ()), new(4_096_000, 4096, false));
     // The place of metadata, without metadata.
     assert_eq!(
         create(|id| (id.flbas, id.nmic) = (0x11, 1)),
-        new(4_096_000, 4096, true)
+        new(512_000, 512, true)
     );
     for flbas in [2, 0xF, 0x21, 0x40] {
         assert_eq!(create(|id| id.flbas = flbas), Err(Status::INVALID_FORMAT));
@@ -171,9 +171,9 @@ fn formats_of_one_namespace() {
             erase,
         })
     };
-    assert_eq!(decode(9, 0), format(512, false));
+    assert_eq!(decode(9, 0), format(4096, false));
     // MSET and PIL, without metadata.
-    assert_eq!(decode(9, 1 << 9 | 1 << 8 | 1 << 4 | 1), format(4096, true));
+    assert_eq!(decode(9, 1 << 9 | 1 << 8 | 1 << 4 | 1), format(512, true));
     for ses in 2..8 {
         assert_eq!(decode(9, ses << 9), Err(INVALID));
     }

@@ -206,7 +206,7 @@ fn namespaces_are_seen_from_their_controllers() {
 #[test]
 fn formats_and_capacity_of_a_namespace() {
     let mut bench = Bench::management(1);
-    for (block_bytes, format) in [(512, 0), (4096, 1)] {
+    for (block_bytes, format) in [(4096, 0), (512, 1)] {
         bench.world.block_bytes.set(block_bytes);
         let id = namespace(&mut bench, cns::NAMESPACE, 1);
         assert_eq!((id.flbas, id.nlbaf), (format, 1));
@@ -223,7 +223,7 @@ fn formats_and_capacity_of_a_namespace() {
     );
     assert_eq!(
         [common.lbaf[0].get() >> 16, common.lbaf[1].get() >> 16],
-        [9, 12]
+        [12, 9]
     );
 }
 
