@@ -17,6 +17,7 @@ mod event_numbers;
 mod events;
 mod exports;
 mod files;
+pub mod firmware;
 mod health;
 mod link;
 mod mapping;

@@ -1,0 +1,3 @@
+//! Firmware: signed images of the program.
+
+pub mod image;
