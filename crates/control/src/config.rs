@@ -33,6 +33,17 @@ pub struct DaemonConfig {
     pub version: String,
     /// The endpoint for management controllers, if there is one.
     pub out_of_band: Option<OutOfBand>,
+    /// Signed images of the program.
+    pub firmware: FirmwareConfig,
+}
+
+/// Which firmware images are accepted.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FirmwareConfig {
+    /// Public keys, in PEM. One of them must have signed an image.
+    pub keys: Vec<PathBuf>,
+    /// The version of slot 1's program, if known.
+    pub installed_version: Option<String>,
 }
 
 /// The endpoint for management controllers: NVMe-MI over MCTP.
@@ -246,6 +257,7 @@ impl DaemonConfig {
             pool_devices: Vec::new(),
             version: String::new(),
             out_of_band: None,
+            firmware: FirmwareConfig::default(),
         }
     }
 }

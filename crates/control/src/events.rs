@@ -165,6 +165,7 @@ impl Events {
         match kind {
             EventKind::EngineDied
             | EventKind::EngineStuck
+            | EventKind::FirmwareFellBack
             | EventKind::NotTakenOver
             | EventKind::ExportQuarantined
             | EventKind::DeviceFailed => tracing::error!(generation, "{message}"),

@@ -2,8 +2,9 @@
 //! running.
 //!
 //! One thread with an async runtime has all state; API handlers send it closures. From the ground
-//! up: `model` (bodies of the API), `base`, `link`, `states`, `mapping`, `statistics`, `qos`, `exports`,
-//! `health`, `devices`, `owner`, `supervisor`, `daemon`, `api` and `out_of_band`, `run`. Each uses only those before it. Nothing here is on the I/O path.
+//! up: `model` (bodies of the API), `firmware`, `base`, `link`, `states`, `mapping`, `statistics`, `qos`,
+//! `exports`, `health`, `devices`, `owner`, `supervisor`, `daemon`, `api` and `out_of_band`, `run`. Each uses
+//! only those before it. Nothing here is on the I/O path.
 
 pub mod api;
 mod base;

@@ -46,6 +46,15 @@ struct FileConfig {
     #[serde(default)]
     devices: DevicesTable,
     out_of_band: Option<OutOfBandTable>,
+    #[serde(default)]
+    firmware: FirmwareTable,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FirmwareTable {
+    #[serde(default)]
+    keys: Vec<PathBuf>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -138,6 +147,8 @@ pub(crate) struct Config {
     /// Whether devices that fail on purpose may be used.
     pub(crate) allow_faulty: bool,
     pub(crate) out_of_band: Option<OutOfBand>,
+    /// Public keys that firmware images are signed with.
+    pub(crate) firmware_keys: Vec<PathBuf>,
 }
 
 /// Loads `file`; else `./forebay.toml` if it exists and `dir` is absent; else the defaults in `dir`
@@ -184,6 +195,7 @@ fn defaults(dir: &Path) -> Outcome<Config> {
         devices: Vec::new(),
         allow_faulty: false,
         out_of_band: None,
+        firmware_keys: Vec::new(),
     })
 }
 
@@ -263,6 +275,12 @@ fn parse(text: &str, path: &Path, dir: Option<&Path>) -> Outcome<Config> {
         devices,
         allow_faulty: file.devices.allow_faulty,
         out_of_band,
+        firmware_keys: file
+            .firmware
+            .keys
+            .iter()
+            .map(|key| base.join(key))
+            .collect(),
     })
 }
 
@@ -353,6 +371,8 @@ mod tests {
             [pool]
             embedded = { path = "pool.img", size = "1G" }
             devices = ["/dev/disk/by-id/a", "ram:b?size=1G"]
+            [firmware]
+            keys = ["firmware.pub"]
             "#,
         )
         .unwrap();
@@ -370,6 +390,10 @@ mod tests {
         assert_eq!(
             config.devices,
             ["/dev/disk/by-id/a", "ram:/etc/forebay/b?size=1G"]
+        );
+        assert_eq!(
+            config.firmware_keys,
+            [Path::new("/etc/forebay/firmware.pub")]
         );
     }
 

@@ -20,6 +20,7 @@ use tokio::time::Instant;
 use crate::config::{DaemonConfig, Listen, Program};
 use crate::devices::Opening;
 use crate::events::Events;
+use crate::firmware::Firmware;
 use crate::model::DeathReport;
 use crate::model::error::{ApiError, ErrorKind};
 use crate::owner::Owner;
@@ -29,6 +30,7 @@ use crate::supervisor::process::EngineProcess;
 
 mod engine;
 mod error;
+mod firmware;
 mod listeners;
 mod parts;
 mod pool;
@@ -39,6 +41,8 @@ mod status;
 mod stop;
 
 pub use error::DaemonError;
+#[allow(unused_imports, reason = "for the NVMe-MI front end")]
+pub(crate) use firmware::CommitAction;
 pub(crate) use requests::{DaemonRequest, Handle, channel};
 pub(crate) use status::Condition;
 
@@ -83,6 +87,7 @@ pub(crate) struct Daemon {
     left_engine: RefCell<Option<EngineProcess>>,
     last_death: RefCell<Option<DeathReport>>,
     pub(crate) events: Rc<Events>,
+    pub(crate) firmware: Rc<Firmware>,
 }
 
 impl Daemon {
@@ -94,6 +99,15 @@ impl Daemon {
     ) -> Self {
         let events = Rc::new(Events::kept_in(&config.state_dir));
         let listen = RefCell::new(config.listen.clone());
+        let firmware = Firmware::new(
+            &config.state_dir,
+            config.engine.program.clone(),
+            config.firmware.keys.clone(),
+            events.clone(),
+        );
+        if let Some(version) = &config.firmware.installed_version {
+            firmware.note_installed(version);
+        }
         Self {
             config,
             me,
@@ -115,6 +129,7 @@ impl Daemon {
             left_engine: RefCell::new(None),
             last_death: RefCell::new(None),
             events,
+            firmware,
         }
     }
 

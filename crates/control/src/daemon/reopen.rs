@@ -316,7 +316,8 @@ impl Daemon {
 
     pub(crate) async fn engine_replace(&self) -> Result<String, ApiError> {
         let serving = self.serving().ok_or_else(|| self.no_pool())?;
-        serving.supervisor.replace(&serving.owner).await
+        let slot = self.firmware.next();
+        serving.supervisor.replace(&serving.owner, slot).await
     }
 
     pub(super) async fn take_silent_back(self: Rc<Self>) {

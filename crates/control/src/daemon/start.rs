@@ -45,6 +45,10 @@ impl Daemon {
             self.config.version
         );
         let generation = self.status().generation;
+        self.firmware.daemon_serves(generation);
+        let firmware = self.firmware.clone();
+        // Ahead of time, so that a take-over need not wait for it.
+        tokio::task::spawn_local(async move { firmware.verify_next().await });
         self.events.report(
             EventKind::DaemonStarted,
             generation,
@@ -211,6 +215,7 @@ impl Daemon {
         owner.vms.begin_vms(self.config.run_dir.join("machines"));
         let supervisor = Supervisor::new(
             self.config.engine.clone(),
+            self.firmware.clone(),
             &self.config.run_dir,
             &self.config.state_dir,
             self.last_death.borrow().clone(),

@@ -91,6 +91,7 @@ impl Daemon {
                 None => left.as_ref().map_or(0, |left| left.generation),
             },
             version: self.config.version.clone(),
+            engine_version: view.as_ref().and_then(|view| view.version.clone()),
             engine_state: match (&view, opening) {
                 (Some(view), _) => view.state,
                 (None, Some(_)) => EngineState::Opening,

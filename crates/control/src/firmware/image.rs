@@ -23,7 +23,7 @@ use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::Path;
 
-use ed25519_compact::{KeyPair, PublicKey, Signature};
+use ed25519_compact::{KeyPair, PublicKey, Seed, Signature};
 
 /// The granularity of an image's length, in bytes.
 pub const GRANULE_BYTES: u64 = 4096;
@@ -130,8 +130,9 @@ impl VerifyingKey {
         Ok(Self(key))
     }
 
-    #[cfg(test)]
-    pub(crate) fn to_pem(self) -> String {
+    /// The key in PEM (SubjectPublicKeyInfo, RFC 8410).
+    #[must_use]
+    pub fn to_pem(self) -> String {
         self.0.to_pem()
     }
 }
@@ -146,6 +147,22 @@ impl SigningKey {
         let key =
             key.map_err(|_| invalid("it is not an unencrypted Ed25519 private key in PEM"))?;
         Ok(Self(key))
+    }
+
+    /// A new key, of the kernel's random numbers.
+    ///
+    /// # Errors
+    /// The kernel has none.
+    pub fn generate() -> io::Result<Self> {
+        let mut seed = [0; Seed::BYTES];
+        File::open("/dev/urandom")?.read_exact(&mut seed)?;
+        Ok(Self(KeyPair::from_seed(Seed::new(seed))))
+    }
+
+    /// The key in PEM (PKCS #8, RFC 8410), without a password.
+    #[must_use]
+    pub fn to_pem(&self) -> String {
+        self.0.sk.to_pem()
     }
 
     /// The key that verifies its signatures.
@@ -319,7 +336,6 @@ pub fn seal(
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use ed25519_compact::Seed;
     use proptest::prelude::*;
     use std::io::Cursor;
 

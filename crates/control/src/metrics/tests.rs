@@ -12,6 +12,7 @@ fn status() -> Status {
         engine_pid: Some(2),
         generation: 7,
         version: "0.1\"\\\n".to_owned(),
+        engine_version: None,
         engine_state: EngineState::Running,
         uptime_s: 3,
         nvme_tcp: Vec::new(),

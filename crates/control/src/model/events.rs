@@ -16,6 +16,8 @@ pub enum EventKind {
     EngineDied,
     /// An engine was ended on request, so that one of the installed program takes over.
     EngineReplaced,
+    /// The program in firmware slot 2 failed or can't be used; slot 1's takes its place.
+    FirmwareFellBack,
     /// A reactor took no turn for too long; the engine is killed.
     EngineStuck,
     /// A successor continues a dead engine's connections and commands.

@@ -9,6 +9,7 @@ use utoipa::{IntoParams, ToSchema};
 pub mod error;
 pub mod events;
 mod export;
+pub mod firmware;
 mod hosts;
 pub mod scheduling;
 mod snapshot;
@@ -56,6 +57,9 @@ pub struct Status {
     pub generation: u64,
     /// Version of the daemon.
     pub version: String,
+    /// Version of the engine, if there is one.
+    #[serde(default)]
+    pub engine_version: Option<String>,
     /// The engine's state.
     pub engine_state: EngineState,
     /// Seconds since the daemon started.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 use super::process::{EngineRecord, EngineState, note, record_path, recorded, start_ticks};
 use crate::files;
+use crate::firmware::Slot;
 
 /// Sets a damaged record aside. Without a record, finds a living engine by its socket and records
 /// it again.
@@ -56,6 +57,7 @@ fn listening(socket: &Path) -> Option<EngineRecord> {
             true => forebay_xlate::boundary::formats(),
             false => String::new(),
         },
+        slot: Slot::default(),
     })
 }
 

@@ -8,6 +8,7 @@
 mod blame;
 mod connect;
 mod estate_limit;
+mod firmware;
 pub(crate) mod found;
 pub(crate) mod pinning;
 pub(crate) mod process;
@@ -32,11 +33,13 @@ use tokio::time::{Instant, timeout};
 
 use self::blame::Verdict;
 pub(crate) use self::connect::connect_socket;
+use self::firmware::overdue;
 use self::process::{EngineProcess, with_last_words};
 use crate::changed::Signal;
 use crate::clock::now_unix_ms;
 use crate::config::EngineConfig;
 use crate::events::{EventFields, Events};
+use crate::firmware::{Firmware, Slot};
 use crate::model::events::EventKind;
 use crate::model::{DeathReport, EngineState, Process};
 use crate::owner::session::{Conversion, Estate, GreetError, Greeting, Session};
@@ -56,6 +59,9 @@ pub(crate) struct EngineView {
     pub(crate) state: EngineState,
     pub(crate) pid: Option<u32>,
     pub(crate) generation: u64,
+    /// The version and firmware slot of its program.
+    pub(crate) version: Option<String>,
+    pub(crate) slot: Slot,
     pub(crate) last_death: Option<DeathReport>,
     pub(crate) trouble: Option<String>,
     /// Why the engine's log is lost.
@@ -74,6 +80,7 @@ struct Death {
 #[derive(Debug)]
 pub(crate) struct Supervisor {
     config: EngineConfig,
+    firmware: Rc<Firmware>,
     run_dir: PathBuf,
     state_dir: PathBuf,
     view: RefCell<EngineView>,
@@ -82,6 +89,8 @@ pub(crate) struct Supervisor {
     /// A dead engine's estate that waits for a successor.
     estate: RefCell<Option<Estate>>,
     line: estate_limit::Counts,
+    /// Why the engine was killed before it served.
+    given_up: RefCell<Option<String>>,
     /// When the last engine died, until a successor serves.
     died_at: Cell<Option<Instant>>,
     death: RefCell<Option<Death>>,
@@ -126,6 +135,7 @@ fn about(owner: &Owner, export: Option<ExportId>) -> (String, EventFields) {
 impl Supervisor {
     pub(crate) fn new(
         config: EngineConfig,
+        firmware: Rc<Firmware>,
         run_dir: &Path,
         state_dir: &Path,
         last_death: Option<DeathReport>,
@@ -133,12 +143,15 @@ impl Supervisor {
     ) -> Rc<Self> {
         Rc::new(Self {
             config,
+            firmware,
             run_dir: run_dir.to_owned(),
             state_dir: state_dir.to_owned(),
             view: RefCell::new(EngineView {
                 state: EngineState::Starting,
                 pid: None,
                 generation: 0,
+                version: None,
+                slot: Slot::Installed,
                 last_death,
                 trouble: None,
                 log_trouble: None,
@@ -147,6 +160,7 @@ impl Supervisor {
             events,
             estate: RefCell::new(None),
             line: estate_limit::Counts::default(),
+            given_up: RefCell::default(),
             died_at: Cell::new(None),
             death: RefCell::new(None),
             next_generation: Cell::new(None),
@@ -176,10 +190,13 @@ impl Supervisor {
             let died_young = match started {
                 Ok((process, greeting)) => {
                     self.line.started();
+                    self.note_version(&process, &greeting.session.version);
                     let ended = self.run_sessions(&owner, &process, greeting).await;
                     let verdict = blame::judge(Some(&ended.session.region), &ended.how);
                     let young = ended.running.is_none_or(|since| since.elapsed() < YOUNG);
-                    let died_young = verdict.delays(young, ended.running.is_some());
+                    let served = ended.running.map(|since| since.elapsed());
+                    let fell_back = self.fell_back(&process, served, &verdict);
+                    let died_young = verdict.delays(young, served.is_some()) && !fell_back;
                     self.note_death(&owner, &process, Some((&ended.session, young)), verdict);
                     // It may have ended because another node took the pool.
                     let of = owner.clone();
@@ -190,9 +207,14 @@ impl Supervisor {
                 }
                 Err(error) => {
                     let process = self.process.borrow().clone();
+                    let mut fell_back = false;
                     if let Some(process) = process {
                         process.kill();
                         let verdict = blame::judge(None, &process.ended().await);
+                        if let StartError::Greet(error) = &error {
+                            self.given_up.replace(Some(error.to_string()));
+                        }
+                        fell_back = self.fell_back(&process, None, &verdict);
                         self.note_death(&owner, &process, None, verdict);
                     }
                     if self.wanted.get() {
@@ -201,7 +223,7 @@ impl Supervisor {
                         self.report_death();
                         self.start_failed();
                     }
-                    true
+                    !fell_back
                 }
             };
             young_deaths = if died_young { young_deaths + 1 } else { 0 };
@@ -229,6 +251,7 @@ impl Supervisor {
         let mut view = self.view.borrow_mut();
         view.pid = Some(process.pid);
         view.generation = process.generation;
+        view.slot = process.slot;
         view.log_trouble.clone_from(&process.log_trouble);
         if view.state != EngineState::Restarting {
             view.state = EngineState::Starting;
@@ -251,8 +274,14 @@ impl Supervisor {
         };
         let log = self.state_dir.join("log/engine.log");
         let log_bytes = log.metadata().map_or(0, |there| there.len());
+        let (slot, program) = self.firmware.next_program(last).await;
+        let config = EngineConfig {
+            program,
+            ..self.config.clone()
+        };
         let (process, channel) =
-            EngineProcess::start(&self.config, &self.run_dir, &log, generation)?;
+            EngineProcess::start(&config, slot, &self.run_dir, &log, generation)
+                .inspect_err(|error| self.could_not_start(slot, generation, error))?;
         let process = self.note(process);
         kill_point!("daemon.spawned");
         tracing::info!(generation, pid = process.pid, "engine started");
@@ -295,6 +324,7 @@ impl Supervisor {
     ) -> LifeEnd {
         let mut greeting = greeting;
         let mut breaks = 0;
+        let begin = Instant::now();
         let running = Cell::new(None);
         let converted = RefCell::new(Conversion::default());
         let successor_of = self
@@ -315,6 +345,7 @@ impl Supervisor {
                     pid = process.pid,
                     "the engine does not take over: it is killed"
                 );
+                self.given_up.replace(Some(error));
                 process.kill();
             }
             EngineProgress::Running => {
@@ -329,6 +360,10 @@ impl Supervisor {
                 () = owner.serve(greeting, &self.estate, progress) => None,
                 stuck = watchdog::stuck(&session.region, self.config.stuck_after) => {
                     self.kill_stuck(owner, process, &session, &stuck);
+                    Some(process.ended().await)
+                }
+                () = overdue(process, begin, &running) => {
+                    self.give_up_waiting(process);
                     Some(process.ended().await)
                 }
                 never = self.note_fences(&session, died_at) => match never {},
@@ -433,7 +468,9 @@ impl Supervisor {
         if let Err(error) = crate::files::remove(&process.socket) {
             tracing::warn!(%error, "can't remove the dead engine's socket");
         }
-        self.view.borrow_mut().pid = None;
+        let mut view = self.view.borrow_mut();
+        (view.pid, view.version) = (None, None);
+        drop(view);
         let (generation, pid) = (process.generation, process.pid);
         if !self.wanted.get() {
             tracing::info!(generation, cause = verdict.cause, "the engine has ended");

@@ -22,6 +22,7 @@ use tokio::io::unix::AsyncFd;
 
 use crate::config::EngineConfig;
 use crate::files;
+use crate::firmware::Slot;
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -56,6 +57,9 @@ pub(crate) struct EngineRecord {
     pub(crate) daemon_pid: u32,
     #[serde(default)]
     pub(crate) formats: String,
+    /// The firmware slot of its program.
+    #[serde(default)]
+    pub(crate) slot: Slot,
 }
 
 /// The end of a log that is searched for its last line.
@@ -66,6 +70,7 @@ pub(crate) struct EngineProcess {
     pub(crate) pid: u32,
     pub(crate) generation: u64,
     pub(crate) socket: PathBuf,
+    pub(crate) slot: Slot,
     pidfd: AsyncFd<OwnedFd>,
     /// [`out_of_memory_kills`] at the last two checks.
     kills_before: Cell<[Option<u64>; 2]>,
@@ -209,15 +214,17 @@ impl EngineProcess {
     /// `generation` must be durable in the catalog. Returns the daemon's end of the first session.
     pub(crate) fn start(
         config: &EngineConfig,
+        slot: Slot,
         run_dir: &Path,
         log: &Path,
         generation: u64,
     ) -> io::Result<(Self, OwnedFd)> {
-        Self::start_watched(config, run_dir, log, generation, watch)
+        Self::start_watched(config, slot, run_dir, log, generation, watch)
     }
 
     fn start_watched(
         config: &EngineConfig,
+        slot: Slot,
         run_dir: &Path,
         log: &Path,
         generation: u64,
@@ -232,6 +239,7 @@ impl EngineProcess {
             start_ticks: 0,
             daemon_pid: std::process::id(),
             formats: forebay_xlate::boundary::formats(),
+            slot,
         };
         let record_at = record_path(run_dir);
         note(&record_at, &record);
@@ -279,6 +287,7 @@ impl EngineProcess {
             pid,
             generation,
             socket,
+            slot,
             pidfd,
             kills_before: Cell::new([out_of_memory_kills(); 2]),
             log_trouble,
@@ -319,6 +328,7 @@ impl EngineProcess {
             pid,
             generation: record.generation,
             socket: record.socket.clone(),
+            slot: record.slot,
             pidfd,
             kills_before: Cell::new([out_of_memory_kills(); 2]),
             log_trouble: None,
@@ -363,6 +373,11 @@ impl EngineProcess {
         let mut fd = [PollFd::new(self.pidfd.get_ref(), PollFlags::IN)];
         let now = rustix::event::Timespec::default();
         rustix::event::poll(&mut fd, Some(&now)).is_ok_and(|ready| ready > 0)
+    }
+
+    /// Whether this daemon started it.
+    pub(super) fn is_own(&self) -> bool {
+        self.child.borrow().is_some()
     }
 
     pub(crate) fn kill(&self) {
@@ -423,7 +438,7 @@ mod tests {
             let config = program(folder.path(), "echo \"$@\"; exec sleep 1000");
             let log = folder.path().join("log/engine.log");
             let (process, _channel) =
-                EngineProcess::start(&config, folder.path(), &log, 7).unwrap();
+                EngineProcess::start(&config, Slot::Installed, folder.path(), &log, 7).unwrap();
             let record = recorded(folder.path()).unwrap().unwrap();
             assert_eq!((record.pid, record.generation), (Some(process.pid), 7));
             let again = EngineProcess::find(&record).unwrap().unwrap();
@@ -450,7 +465,7 @@ mod tests {
             let mut config = program(folder.path(), "");
             config.program = folder.path().join("missing");
             let log = folder.path().join("engine.log");
-            EngineProcess::start(&config, folder.path(), &log, 3).unwrap_err();
+            EngineProcess::start(&config, Slot::Installed, folder.path(), &log, 3).unwrap_err();
             let record = recorded(folder.path()).unwrap().unwrap();
             assert_eq!((record.state, record.pid), (EngineState::Starting, None));
             assert!(EngineProcess::find(&record).unwrap().is_none());
@@ -475,7 +490,7 @@ mod tests {
             let config = program(folder.path(), "echo \"$@\"; exit 3");
             let log = folder.path().join("engine.log");
             let (process, _channel) =
-                EngineProcess::start(&config, folder.path(), &log, 2).unwrap();
+                EngineProcess::start(&config, Slot::Installed, folder.path(), &log, 2).unwrap();
             assert_eq!(process.ended().await, "exit code 3");
             let reported = std::fs::read_to_string(&log).unwrap();
             let at = folder.path().display();
@@ -500,7 +515,9 @@ mod tests {
                 Err(io::Error::other("no descriptor is left"))
             };
             let path = folder.path();
-            let error = EngineProcess::start_watched(&config, path, &log, 2, fails).unwrap_err();
+            let error =
+                EngineProcess::start_watched(&config, Slot::Installed, path, &log, 2, fails)
+                    .unwrap_err();
             assert!(error.to_string().contains("no descriptor is left"));
             let until = std::time::Instant::now() + Duration::from_secs(20);
             while start_ticks(started).is_some() {
@@ -520,7 +537,8 @@ mod tests {
             stuck_after: std::time::Duration::ZERO,
         };
         let log = folder.path().join("engine.log");
-        let error = EngineProcess::start(&config, folder.path(), &log, 1).unwrap_err();
+        let error =
+            EngineProcess::start(&config, Slot::Installed, folder.path(), &log, 1).unwrap_err();
         assert!(error.to_string().contains("none"), "{error}");
     }
 }

@@ -1,4 +1,4 @@
-//! Replaces the running engine by one of the installed program, for upgrades.
+//! Replaces the running engine by one of the installed program or of firmware slot 2, for upgrades.
 //!
 //! First the program must start in check mode and speak the running engine's formats. The next
 //! generation must be durable, and the engine must not wait for a device, which would delay its
@@ -6,12 +6,15 @@
 //! path. It does not count as a death.
 
 use std::io;
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
 use tokio::time::{sleep, timeout};
 
 use super::{Supervisor, process};
+use crate::config::EngineConfig;
+use crate::firmware::{SERVES_LIMIT, Slot};
 use crate::model::EngineState;
 use crate::model::error::ApiError;
 use crate::owner::Owner;
@@ -20,16 +23,18 @@ const BEGIN_LIMIT: Duration = Duration::from_secs(15);
 /// How long the program may take to report its formats.
 const ASK_LIMIT: Duration = Duration::from_secs(10);
 const SAYS_AT_MOST_BYTES: usize = 4096;
-/// How long to wait for the successor; its start goes on afterwards.
-const SERVES_LIMIT: Duration = Duration::from_secs(30);
+/// How much longer to wait if another program may have to replace the first.
+const FALL_BACK_LIMIT: Duration = Duration::from_secs(15);
 
 impl Supervisor {
-    pub(crate) async fn replace(&self, owner: &Owner) -> Result<String, ApiError> {
+    /// By an engine of the program in `slot`, which stays the active one.
+    pub(crate) async fn replace(&self, owner: &Owner, slot: Slot) -> Result<String, ApiError> {
         // A daemon that has just begun must first greet its engine.
         let before = self.next_serving(BEGIN_LIMIT, None).await.ok_or_else(|| {
             ApiError::unavailable("no engine serves").hint("`forebay status` says why")
         })?;
-        self.program_can_follow().await?;
+        let program = self.firmware.program(slot).await?;
+        self.program_can_follow(&program).await?;
         if let Some(trouble) = owner.states.hang_troubles().into_iter().next() {
             return Err(ApiError::unavailable(trouble).hint(
                 "an engine that waits for a device may not end: try again when the device answers",
@@ -47,6 +52,7 @@ impl Supervisor {
                 "try again in a moment; `forebay status` says what is wrong with the catalog",
             ));
         }
+        self.firmware.set_next(slot)?;
         let drops = self.line.drops();
         // If it died meanwhile, its successor already runs the new program.
         if self.serving_engine() == Some(before) {
@@ -56,7 +62,12 @@ impl Supervisor {
             self.view.borrow_mut().state = EngineState::Restarting;
             self.kill();
         }
-        if (self.next_serving(SERVES_LIMIT, Some(before)).await).is_none() {
+        let limit = match slot {
+            Slot::Installed => SERVES_LIMIT,
+            // For slot 1's program, too.
+            Slot::Downloaded => SERVES_LIMIT + FALL_BACK_LIMIT,
+        };
+        if (self.next_serving(limit, Some(before)).await).is_none() {
             let why = "the engine has ended, and no other one serves yet";
             return Err(ApiError::unavailable(why).hint("`forebay status` says why"));
         }
@@ -65,10 +76,22 @@ impl Supervisor {
             return Err(ApiError::unavailable(why).hint("`forebay events` says why"));
         }
         let view = self.view();
+        if view.slot != slot {
+            let why = match self.firmware.fell_back() {
+                Some(fell_back) => fell_back.why,
+                None => "the engine died meanwhile".to_owned(),
+            };
+            let slot = u8::from(slot);
+            return Err(ApiError::unavailable(format!(
+                "the program in firmware slot {slot} does not serve, and the other one does: {why}"
+            ))
+            .hint("`forebay firmware slots` shows the slots, and `forebay events` says more"));
+        }
         Ok(format!(
-            "engine {} (pid {}) continues where engine {before} stopped",
+            "engine {} (pid {}, version {}) continues where engine {before} stopped",
             view.generation,
-            view.pid.unwrap_or(0)
+            view.pid.unwrap_or(0),
+            view.version.unwrap_or_default()
         ))
     }
 
@@ -90,9 +113,10 @@ impl Supervisor {
     }
 
     /// Refuses a program that does not run or could not take over.
-    async fn program_can_follow(&self) -> Result<(), ApiError> {
-        let program = self.config.program.display();
-        let theirs = self.ask_formats().await.map_err(|error| {
+    async fn program_can_follow(&self, program: &Path) -> Result<(), ApiError> {
+        let theirs = self.ask_formats(program).await;
+        let program = program.display();
+        let theirs = theirs.map_err(|error| {
             ApiError::unavailable(format!("{program} can't be run: {error}"))
                 .hint("the running engine continues")
         })?;
@@ -109,11 +133,13 @@ impl Supervisor {
             .hint("`forebay shutdown` ends both in good order; then start the new version"))
     }
 
-    /// Starts the installed program in check mode.
-    async fn ask_formats(&self) -> io::Result<String> {
-        let mut command = self
-            .config
-            .command(&self.run_dir.join("engine-check.sock"), 0);
+    /// Starts a program in check mode.
+    async fn ask_formats(&self, program: &Path) -> io::Result<String> {
+        let config = EngineConfig {
+            program: program.to_owned(),
+            ..self.config.clone()
+        };
+        let mut command = config.command(&self.run_dir.join("engine-check.sock"), 0);
         let mut child = command
             .arg("--check")
             .stdin(Stdio::null())
@@ -154,10 +180,9 @@ impl Supervisor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::EngineConfig;
+    use crate::firmware::Firmware;
     use forebay_xlate::boundary::formats;
     use std::os::unix::fs::PermissionsExt;
-    use std::path::Path;
     use std::rc::Rc;
 
     async fn said_by(folder: &Path, script: &str) -> Result<(), String> {
@@ -165,13 +190,14 @@ mod tests {
         std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
         std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o700)).unwrap();
         let config = EngineConfig {
-            program,
+            program: program.clone(),
             reactors: 1,
             cpus: Vec::new(),
             stuck_after: Duration::ZERO,
         };
-        let supervisor = Supervisor::new(config, folder, folder, None, Rc::default());
-        let said = supervisor.program_can_follow().await;
+        let firmware = Firmware::new(folder, program.clone(), Vec::new(), Rc::default());
+        let supervisor = Supervisor::new(config, firmware, folder, folder, None, Rc::default());
+        let said = supervisor.program_can_follow(&program).await;
         said.map_err(|error| error.message)
     }
 
@@ -196,6 +222,7 @@ mod tests {
                 start_ticks: 0,
                 daemon_pid: 1,
                 formats: ours.clone(),
+                slot: Slot::Installed,
             };
             crate::files::write_json(&process::record_path(at), &record, false).unwrap();
             assert_eq!(said_by(at, &says).await, Ok(()));

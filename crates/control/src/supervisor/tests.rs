@@ -2,6 +2,8 @@
 
 use super::*;
 use crate::devices;
+use crate::firmware::Firmware;
+use crate::firmware::tests::{firmware_of, install};
 use crate::owner::{Grants, Limits};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
@@ -9,6 +11,15 @@ use tokio::time::sleep;
 
 fn with_engine<F: Future<Output = ()>>(
     script: &str,
+    test: impl FnOnce(Rc<Supervisor>, Rc<Owner>, PathBuf) -> F,
+) {
+    with_engines(script, None, test);
+}
+
+/// `image` is the script in firmware slot 2.
+fn with_engines<F: Future<Output = ()>>(
+    script: &str,
+    image: Option<&str>,
     test: impl FnOnce(Rc<Supervisor>, Rc<Owner>, PathBuf) -> F,
 ) {
     let folder = tempfile::tempdir().unwrap();
@@ -44,7 +55,12 @@ fn with_engine<F: Future<Output = ()>>(
             Limits::default(),
             Rc::default(),
         );
-        let supervisor = Supervisor::new(config, at, at, None, Rc::default());
+        let firmware = firmware_of(at, config.program.clone());
+        if let Some(image) = image {
+            let program = format!("#!/bin/sh\n{image}\n").into_bytes();
+            install(&firmware, program).await;
+        }
+        let supervisor = Supervisor::new(config, firmware, at, at, None, Rc::default());
         tokio::task::spawn_local(supervisor.clone().run(owner.clone(), None));
         let test = test(supervisor, owner, at.to_owned());
         timeout(Duration::from_secs(300), test)
@@ -101,6 +117,30 @@ fn an_engine_that_does_not_answer_is_killed_by_a_stop() {
     });
 }
 
+#[test]
+fn an_image_whose_engine_dies_at_once_is_left_for_the_installed_program() {
+    let test = |supervisor: Rc<Supervisor>, owner: Rc<Owner>, _| async move {
+        let view = loop {
+            let view = supervisor.view();
+            match view.generation >= 2 && view.pid.is_some() {
+                true => break view,
+                false => sleep(Duration::from_millis(5)).await,
+            }
+        };
+        assert_eq!((view.slot, view.generation), (Slot::Installed, 2));
+        let left = supervisor.firmware.fell_back().unwrap();
+        assert!(left.why.contains("exit code 4"), "{left:?}");
+        let kinds = supervisor.events.all();
+        assert!(
+            kinds
+                .iter()
+                .any(|event| event.kind == EventKind::EngineDied)
+        );
+        supervisor.stop(&owner, Duration::from_secs(30)).await;
+    };
+    with_engines("exec sleep 1000", Some("exit 4"), test);
+}
+
 fn verdict(crashed: bool) -> Verdict {
     Verdict {
         cause: "a test".to_owned(),
@@ -119,7 +159,8 @@ fn idle() -> (Rc<Supervisor>, Rc<Events>) {
         stuck_after: Duration::ZERO,
     };
     let events = Rc::new(Events::default());
-    let supervisor = Supervisor::new(config, at, at, None, events.clone());
+    let firmware = Firmware::new(at, config.program.clone(), Vec::new(), Rc::default());
+    let supervisor = Supervisor::new(config, firmware, at, at, None, events.clone());
     (supervisor, events)
 }
 

@@ -30,6 +30,7 @@ impl Control {
                         engine_pid: std::process::id(),
                         generation: self.generation,
                         pool: self.pool.id,
+                        program: forebay_xlate::boundary::version().to_owned(),
                     };
                     self.say(&welcome);
                     self.drop_channel();

@@ -321,6 +321,7 @@ impl Control {
             engine_pid: std::process::id(),
             generation: self.generation,
             pool: self.pool.id,
+            program: forebay_xlate::boundary::version().to_owned(),
         };
         self.say_with(&welcome, descriptors);
         if let Ok(fd) = clone(self.memory.fd()) {

@@ -2,6 +2,7 @@
 //! `docs/src/limits.md`.
 
 use forebay_control::api::{BODY_MAX_BYTES, TIME_LIMIT};
+use forebay_control::firmware::image::PROGRAM_MAX_BYTES;
 use forebay_control::model::validate::{HOSTS_MAX, NAME_MAX, NQN_MAX, SNAPSHOTS_MAX};
 use forebay_engine::documented_limits as limits;
 use forebay_nvme::reservation::MAX_REGISTRANTS;
@@ -109,6 +110,10 @@ fn the_page_of_limits_has_not_drifted() {
         (
             "pinned parts of its memory (`--pinned-memory`); ring entries for them",
             format!("{}; {}", limits::HELD_PARTS, limits::HELD_ENTRIES),
+        ),
+        (
+            "program of a firmware image",
+            format!("{} MiB", PROGRAM_MAX_BYTES >> 20),
         ),
         (
             "body of a request",

@@ -3,6 +3,7 @@
 
 mod budgets;
 mod examples;
+mod firmware;
 #[cfg(test)]
 mod limits_page;
 pub(crate) mod line;
@@ -24,6 +25,7 @@ use forebay_device::size::{Size, parse_size};
 
 use self::budgets::parse_seconds;
 pub(crate) use self::budgets::{Amount, BudgetArgs, SchedulingArgs, SchedulingCommand};
+pub(crate) use self::firmware::FirmwareCommand;
 use self::names::{SnapshotName, SnapshotsOf, VolumeName};
 pub(crate) use self::pool::{DeviceCommand, PoolCommand, PoolCreateArgs};
 use crate::bench::BenchCommand;
@@ -38,7 +40,7 @@ pub(crate) fn definition() -> clap::Command {
 
 /// Forebay: a storage hypervisor. Cuts physical storage into disks for tenants.
 #[derive(Debug, Parser)]
-#[command(name = "forebay", version, max_term_width = 100)]
+#[command(name = "forebay", version = forebay_xlate::boundary::version(), max_term_width = 100)]
 pub(crate) struct Cli {
     /// Print JSON
     #[arg(long, global = true)]
@@ -101,6 +103,9 @@ pub(crate) enum Command {
     /// Replace the running engine with the newly installed program; hosts and VMs keep their
     /// connections
     Upgrade,
+    /// Firmware: signed images of this program, and the slots that engines start from
+    #[command(subcommand)]
+    Firmware(FirmwareCommand),
     /// Stop the engine and the daemon cleanly; hosts wait until they are served again
     Shutdown,
     /// Print a completion script for a shell

@@ -3,6 +3,7 @@
 pub(crate) mod attach;
 pub(crate) mod events;
 pub(crate) mod export;
+pub(crate) mod firmware;
 pub(crate) mod pool;
 pub(crate) mod port;
 pub(crate) mod scheduling;

@@ -99,7 +99,7 @@ fn status_text(status: &Status) -> String {
             ),
         ),
         ("engine", engine),
-        ("version", status.version.clone()),
+        ("version", version_text(status)),
         ("pool", pool),
     ];
     rows.extend(capacity.map(|capacity| ("capacity", capacity)));
@@ -119,6 +119,15 @@ fn status_text(status: &Status) -> String {
         text.push_str(&format!("warning: {warning}\n"));
     }
     text
+}
+
+fn version_text(status: &Status) -> String {
+    match &status.engine_version {
+        Some(engine) if *engine != status.version => {
+            format!("{}, engine {engine}", status.version)
+        }
+        _ => status.version.clone(),
+    }
 }
 
 fn capacity_text(capacity: &Capacity) -> String {
@@ -292,5 +301,9 @@ mod tests {
         let some = text(serde_json::json!({"pool": "p", "capacity": capacity, "limits": [limit]}));
         assert!(some.contains("0 B of 100 B used, 81 B promised, 19 B free"));
         assert!(some.contains("1 of 2 exports"));
+        let other = text(serde_json::json!({"engine_version": "2"}));
+        assert!(other.contains("1, engine 2"), "{other}");
+        let same = text(serde_json::json!({"engine_version": "1"}));
+        assert!(!same.contains("1, engine"), "{same}");
     }
 }

@@ -2,13 +2,14 @@
 //! errors come at once and on stderr.
 
 use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use forebay_control::EndedBy;
-use forebay_control::config::{DaemonConfig, EmbeddedPool, EngineConfig, Listen};
+use forebay_control::config::{DaemonConfig, EmbeddedPool, EngineConfig, FirmwareConfig, Listen};
+use forebay_control::{EndedBy, firmware};
 use forebay_device::ring::{Ring, RingOptions};
 
 use crate::config::{self, Config};
@@ -20,6 +21,8 @@ mod check;
 
 /// There is work for an idle thread every few minutes.
 const THREADS_KEPT: Duration = Duration::from_secs(3600);
+
+const FIND_PROGRAM: &str = "find this program's executable";
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
@@ -95,6 +98,7 @@ pub(crate) fn serve(
     for folder in [&config.state_dir, &config.run_dir] {
         make_folder(folder)?;
     }
+    follow_firmware(&config)?;
     let log = logging::start(&config.log_level, config.log_format, &config.log_file);
     let program = Program {
         log,
@@ -170,7 +174,20 @@ fn make_folder(path: &Path) -> Outcome {
         .while_doing(format!("make the folder {}", path.display()))
 }
 
+/// Continues as a daemon of firmware slot 2's program, if that one is active.
+fn follow_firmware(config: &Config) -> Outcome {
+    let own = std::env::current_exe().while_doing(FIND_PROGRAM)?;
+    if let Some(program) = firmware::follow(&config.state_dir, &config.firmware_keys, &own) {
+        let mut command = std::process::Command::new(&program);
+        let error = command.args(std::env::args_os().skip(1)).exec();
+        firmware::can_not_follow(&config.state_dir, &error);
+    }
+    Ok(())
+}
+
 fn daemon_config(config: Config) -> Outcome<DaemonConfig> {
+    let own = std::env::current_exe().while_doing(FIND_PROGRAM)?;
+    let (program, installed_version) = firmware::installed(&config.state_dir, own);
     Ok(DaemonConfig {
         listen: listen(&config),
         node_name: config.node_name,
@@ -178,7 +195,7 @@ fn daemon_config(config: Config) -> Outcome<DaemonConfig> {
         run_dir: config.run_dir,
         api_socket: config.api_socket,
         engine: EngineConfig {
-            program: std::env::current_exe().while_doing("find this program's executable")?,
+            program,
             reactors: config.reactors,
             cpus: config.cpus,
             stuck_after: Duration::from_secs(config.stuck_s.into()),
@@ -188,7 +205,11 @@ fn daemon_config(config: Config) -> Outcome<DaemonConfig> {
             .map(|(path, size_bytes)| EmbeddedPool { path, size_bytes }),
         pool_devices: config.devices,
         keep_engine: false,
-        version: env!("CARGO_PKG_VERSION").to_owned(),
+        version: forebay_xlate::boundary::version().to_owned(),
+        firmware: FirmwareConfig {
+            keys: config.firmware_keys,
+            installed_version,
+        },
         out_of_band: config.out_of_band,
     })
 }

@@ -84,6 +84,8 @@ pub enum FromEngine {
         generation: u64,
         /// The first pool that it was given; zeros for none.
         pool: [u8; 16],
+        /// Its program's [`version`](super::version()), for people.
+        program: String,
     },
     /// Something that the engine holds.
     Held(Held),

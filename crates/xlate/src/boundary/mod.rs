@@ -17,6 +17,14 @@ pub const VM_FILE_VERSION: u64 = 3;
 /// The layout version of the engine's memory file (`engine::memory`).
 pub const MEMORY_VERSION: u64 = 1;
 
+/// This program's version.
+#[must_use]
+pub fn version() -> &'static str {
+    // Tests make another build by changing this text in the executable: it must be there in full.
+    let text = std::hint::black_box(concat!("forebay version ", env!("CARGO_PKG_VERSION")));
+    text.rsplit(' ').next().unwrap_or(text)
+}
+
 /// The versions of all formats that outlive a process. Any change of a layout must raise its
 /// number: upgrades rely on this alone.
 #[must_use]

@@ -72,7 +72,7 @@ const SCHEDULING: &str = "/v1/scheduling";
 const POOL: &str = "/v1/pool";
 const CHECK: &str = "/v1/pool/check";
 
-static CHANGES: [AuditedRoute; 34] = [
+static CHANGES: [AuditedRoute; 36] = [
     change(Method::POST, POOL, "make the pool", Object::Itself),
     change(Method::PATCH, POOL, "change the pool", Object::Itself),
     destruction(POOL, "destroy the pool"),
@@ -182,6 +182,18 @@ static CHANGES: [AuditedRoute; 34] = [
         "/v1/engine/replace",
         "replace the engine",
         Object::Process,
+    ),
+    change(
+        Method::POST,
+        "/v1/firmware/install",
+        "install firmware",
+        Object::Parent,
+    ),
+    change(
+        Method::POST,
+        "/v1/firmware/activate",
+        "activate firmware",
+        Object::Parent,
     ),
 ];
 /// Recorded before it runs, because a stopped daemon records nothing.

@@ -26,6 +26,8 @@ const EXPORT: &str = "^[a-z0-9][a-z0-9-]{0,62}(@[a-z0-9][a-z0-9-]{0,62})?(@[0-9]
 /// something.
 const NQN: &str = r"^nqn\.[0-9]{4}-(0[1-9]|1[0-2])\.[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*(:[!-~]+)?$";
 const TRANSFER_HOST: &str = r"^nqn\.2026-01\.io\.forebay:transfer:[!-~]+$";
+/// PATH_MAX of Linux, without the NUL.
+const FILE_PATH_MAX: usize = 4095;
 const ADDRESS: &str = r"^(\[[0-9a-fA-F:.%]+\]|[0-9.]+):[0-9]{1,5}$";
 
 #[derive(Clone, Copy)]
@@ -55,6 +57,8 @@ const RESERVED_BYTES: Is = Is::Whole(0, MAX_VOLUME_BYTES);
 
 /// Fields of request bodies: model, field and limit. A list's limit is that of its items.
 const FIELDS: &[(&str, &str, Is)] = &[
+    ("FirmwareInstall", "path", Is::Text(FILE_PATH_MAX)),
+    ("FirmwareActivate", "slot", Is::Whole(1, 2)),
     ("TenantCreate", "name", Is::Name),
     ("PoolCreate", "name", Is::Name),
     ("PoolCreate", "warn_percent", PERCENT),
@@ -292,6 +296,9 @@ const NEED_NO_POOL: &[(&str, &str)] = &[
     ("get", "/v1/metrics"),
     ("get", "/v1/events"),
     ("get", "/v1/ports"),
+    ("get", "/v1/firmware"),
+    ("post", "/v1/firmware/install"),
+    ("post", "/v1/firmware/activate"),
     ("post", "/v1/pool"),
     ("post", "/v1/shutdown"),
 ];

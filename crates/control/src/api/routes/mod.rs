@@ -8,6 +8,7 @@ use crate::model::Done;
 
 mod daemon;
 mod export;
+mod firmware;
 mod pool;
 mod port;
 mod scheduling;
@@ -22,6 +23,7 @@ pub(super) use statistics::metrics_text;
 pub(super) fn routes() -> Router<Handle> {
     Router::new()
         .merge(daemon::routes())
+        .merge(firmware::routes())
         .merge(statistics::routes())
         .merge(pool::routes())
         .merge(port::routes())
@@ -33,9 +35,10 @@ pub(super) fn routes() -> Router<Handle> {
         .merge(export::routes())
 }
 
-pub(super) fn documents() -> [utoipa::openapi::OpenApi; 10] {
+pub(super) fn documents() -> [utoipa::openapi::OpenApi; 11] {
     [
         daemon::document(),
+        firmware::document(),
         statistics::document(),
         pool::document(),
         port::document(),

@@ -19,6 +19,9 @@ use crate::changed::Signal;
 use crate::link::wire::Wire;
 use crate::readiness::in_time;
 
+/// The shown part of an engine's version.
+const VERSION_MAX_CHARS: usize = 64;
+
 /// Why a session did not begin.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum GreetError {
@@ -79,6 +82,7 @@ impl Session {
             engine_pid,
             generation,
             pool: theirs,
+            program,
         } = welcome
         else {
             return Err(unexpected("its first message is not a welcome").into());
@@ -99,6 +103,7 @@ impl Session {
         let session = Session {
             pid: engine_pid,
             generation,
+            version: program.chars().take(VERSION_MAX_CHARS).collect(),
             region: Rc::new(Region::adopt(SharedMemory::from_fd(region)?)?),
             deposit: RefCell::default(),
             conversion: RefCell::default(),

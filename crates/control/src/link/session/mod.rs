@@ -114,6 +114,8 @@ impl PendingAnswer {
 pub(crate) struct Session {
     pub(crate) pid: u32,
     pub(crate) generation: u64,
+    /// Its program's.
+    pub(crate) version: String,
     pub(crate) region: Rc<Region>,
     deposit: RefCell<Deposit>,
     /// The engine's account of its take-over.

@@ -234,6 +234,7 @@ impl Fake {
             engine_pid: std::process::id(),
             generation: self.generation,
             pool,
+            program: "1.2.3".to_owned(),
         };
         self.channel.send(&welcome, given).unwrap();
         for (held, descriptors) in std::mem::take(&mut self.held) {
