@@ -14,6 +14,7 @@ pub mod error;
 pub mod fence;
 pub mod file_limit;
 mod fixed;
+pub mod health;
 pub mod heartbeat;
 mod kind;
 pub mod mem;

@@ -13,6 +13,7 @@ use std::path::Path;
 use crate::dying::{self, Inside};
 use crate::error::DeviceError;
 use crate::fence::{FenceError, Holder, Predecessor};
+use crate::health::{self, DriveHealth, NoHealth};
 pub use crate::kind::DeviceNow;
 use crate::kind::spec::DeviceSpec;
 use crate::kind::{DeviceInfo, OpenOptions, SyncBackend, local, registry};
@@ -113,6 +114,13 @@ impl SyncDevice {
     /// a dying daemon.
     pub fn check_claim(&self) -> Result<bool, FenceError> {
         self.backend.claims().would_pass_over(&self.inside)
+    }
+
+    /// Asks the drive below for its health; returns its path, too. May take minutes if the drive
+    /// hangs.
+    pub fn drive_health(&self) -> Result<(String, DriveHealth), NoHealth> {
+        let _inside = Inside::of(&self.inside);
+        health::read(&self.info)
     }
 
     /// Whether a thread of this process is inside a request to this device.
