@@ -116,11 +116,16 @@ impl SyncDevice {
         self.backend.claims().would_pass_over(&self.inside)
     }
 
-    /// Asks the drive below for its health; returns its path, too. May take minutes if the drive
-    /// hangs.
-    pub fn drive_health(&self) -> Result<(String, DriveHealth), NoHealth> {
-        let _inside = Inside::of(&self.inside);
-        health::read(&self.info)
+    /// A call that asks the drive below for its health, and returns its path too. It may take
+    /// minutes if the drive hangs, and does not keep this device open.
+    pub fn drive_health(
+        &self,
+    ) -> impl FnOnce() -> Result<(String, DriveHealth), NoHealth> + Send + use<> {
+        let (inside, info) = (self.inside.clone(), self.info.clone());
+        move || {
+            let _inside = Inside::of(&inside);
+            health::read(&info)
+        }
     }
 
     /// Whether a thread of this process is inside a request to this device.

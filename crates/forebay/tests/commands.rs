@@ -356,6 +356,7 @@ fn pool_show_reports_faults_and_warnings() {
         "block 7 of device 1 was repaired",
         "missing: no such file",
         "warning: the moon is full",
+        "/dev/nvme0n1  Model 1",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }

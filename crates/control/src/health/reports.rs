@@ -149,6 +149,7 @@ impl Reports {
         for device in self.device_list() {
             warnings.extend(self.device_warning(&core, &device));
             warnings.extend(self.error_warning(&core, &device));
+            warnings.extend(self.drive_warnings(&core, &device));
         }
         drop(core);
         warnings.extend(self.labels.label_warnings());
@@ -250,6 +251,16 @@ impl Reports {
             device.spec,
             concerned(&names)
         ))
+    }
+
+    fn drive_warnings(&self, core: &Core, device: &DeviceInfo) -> Vec<String> {
+        let index = DeviceIndex(device.index);
+        let warnings = self.states.drive_warnings(index).into_iter();
+        let with_volumes = |what| {
+            let names = self.base.volumes_on(core, index);
+            format!("device {}: {what}; {}", device.spec, concerned(&names))
+        };
+        warnings.map(with_volumes).collect()
     }
 
     /// Emits an event when a file system fills up, and when it has room again.

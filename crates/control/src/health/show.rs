@@ -43,6 +43,7 @@ impl Reports {
             }
         };
         let info = open.map(|device| device.store.0.info());
+        let (drive, drive_note) = self.states.drive_of(record.index);
         let space = core
             .pool
             .allocator()
@@ -66,6 +67,8 @@ impl Reports {
             state,
             why,
             notes: info.map_or_else(Vec::new, |info| info.notes.clone()),
+            drive,
+            drive_note,
         }
     }
 

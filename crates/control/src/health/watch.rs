@@ -54,6 +54,7 @@ impl Watch {
             }
             self.reports.log_changes();
             self.states.poll_errors();
+            self.states.poll_drives();
             self.hosts.poll_hosts();
             self.statistics.poll_statistics();
             self.statistics.save_statistics(false).await;

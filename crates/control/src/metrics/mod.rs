@@ -9,7 +9,7 @@ mod budgets;
 use std::fmt::Write as _;
 
 use crate::model::stats::{Histogram, LaneStats, OpStats, Stats};
-use crate::model::{DeviceState, EngineState, PoolInfo, Status, Volume};
+use crate::model::{DeviceState, DriveHealth, EngineState, PoolInfo, Status, Volume};
 
 #[derive(Debug)]
 pub(crate) struct MetricSource<'a> {
@@ -31,6 +31,11 @@ pub(crate) fn text(source: &MetricSource<'_>) -> String {
     if let Some(pool) = source.pool {
         space(&mut out, pool);
         devices(&mut out, pool);
+        let known = pool.devices.iter().filter_map(|device| {
+            let drive = device.drive.as_ref()?;
+            Some((device.index.to_string(), drive))
+        });
+        drives(&mut out, &known.collect::<Vec<_>>());
     }
     if let Some(pool) = &source.stats.pool {
         out.one(
@@ -259,6 +264,44 @@ fn devices(out: &mut Exposition, pool: &PoolInfo) {
             ("flush", errors.flushes),
         ] {
             out.sample(name, &[("device", index), ("op", op)], count);
+        }
+    }
+}
+
+fn drives(out: &mut Exposition, drives: &[(String, &DriveHealth)]) {
+    let ratio = |percent: Option<u8>| percent.map(|percent| f64::from(percent) / 100.0);
+    let values: [(_, _, _, &dyn Fn(&DriveHealth) -> Option<f64>); 4] = [
+        (
+            "forebay_device_temperature_celsius",
+            GAUGE,
+            "Temperature of the drive below a device.",
+            &|drive| drive.temperature_c.map(f64::from),
+        ),
+        (
+            "forebay_device_spare_ratio",
+            GAUGE,
+            "Spare capacity that the drive below a device has left.",
+            &|drive| ratio(drive.spare_percent),
+        ),
+        (
+            "forebay_device_used_ratio",
+            GAUGE,
+            "Life that the drive below a device has used; may exceed 1.",
+            &|drive| ratio(drive.used_percent),
+        ),
+        (
+            "forebay_device_media_errors_total",
+            COUNTER,
+            "Media errors that the drive below a device could not correct.",
+            &|drive| drive.media_errors.map(|errors| errors as f64),
+        ),
+    ];
+    for (name, kind, help, value) in values {
+        out.family(name, kind, help);
+        for (index, drive) in drives {
+            if let Some(value) = value(drive) {
+                out.sample(name, &[("device", index)], value);
+            }
         }
     }
 }

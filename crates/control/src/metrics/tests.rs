@@ -1,6 +1,7 @@
 //! Tests of the metrics text, line by line.
 
 use super::*;
+use crate::model::DriveSource;
 use crate::model::events::TakeoverStats;
 use crate::model::scheduling::{Budget, Credit, Limit, Rate};
 use crate::model::stats::{Bucket, Correction, Latency, ReactorStats, TenantStats};
@@ -183,6 +184,56 @@ _bucket{tenant=\"acme\",volume=\"db\",op=\"read\",part=\"total\",le=\"0.00006553
     assert_eq!(lines.len(), 12 + 1 + 2);
     assert!(lines[12].ends_with("le=\"+Inf\"} 3"), "{}", lines[12]);
     assert!(lines[13].ends_with("} 2.00001"), "{}", lines[13]);
+}
+
+#[test]
+fn a_drive_has_samples_for_what_it_reports() {
+    let drive = DriveHealth {
+        path: "/dev/sda".to_owned(),
+        source: DriveSource::Ata,
+        model: String::new(),
+        serial: String::new(),
+        firmware: String::new(),
+        read_unix_ms: 1,
+        warnings: Vec::new(),
+        critical_warning: 0,
+        temperature_c: Some(-5),
+        spare_percent: None,
+        spare_threshold_percent: None,
+        used_percent: Some(12),
+        media_errors: Some(3),
+        power_on_hours: None,
+        unsafe_shutdowns: None,
+        reallocated_sectors: None,
+        pending_sectors: None,
+        uncorrectable_sectors: None,
+    };
+    let other = DriveHealth {
+        spare_percent: Some(100),
+        ..drive.clone()
+    };
+    let mut out = Exposition::default();
+    drives(
+        &mut out,
+        &[("1".to_owned(), &drive), ("4".to_owned(), &other)],
+    );
+    let samples: Vec<&str> = out
+        .0
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .collect();
+    assert_eq!(
+        samples,
+        [
+            r#"forebay_device_temperature_celsius{device="1"} -5"#,
+            r#"forebay_device_temperature_celsius{device="4"} -5"#,
+            r#"forebay_device_spare_ratio{device="4"} 1"#,
+            r#"forebay_device_used_ratio{device="1"} 0.12"#,
+            r#"forebay_device_used_ratio{device="4"} 0.12"#,
+            r#"forebay_device_media_errors_total{device="1"} 3"#,
+            r#"forebay_device_media_errors_total{device="4"} 3"#,
+        ]
+    );
 }
 
 #[test]

@@ -6,6 +6,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
+mod drive;
 pub mod error;
 pub mod events;
 mod export;
@@ -17,6 +18,7 @@ pub mod stats;
 mod transfer;
 pub mod validate;
 
+pub use drive::{DriveHealth, DriveSource};
 use error::ApiError;
 pub use export::{Export, ExportCreate, ExportFrontend, ExportUpdate, MachineClient};
 pub use hosts::{
@@ -341,6 +343,12 @@ pub struct DeviceInfo {
     /// Further remarks.
     #[serde(default)]
     pub notes: Vec<String>,
+    /// The drive below, if it is one that reports its health.
+    #[serde(default)]
+    pub drive: Option<DriveHealth>,
+    /// Why there is no answer of a drive, or no newer one.
+    #[serde(default)]
+    pub drive_note: Option<String>,
 }
 
 /// One device, and the volumes with data there.

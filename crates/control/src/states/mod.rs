@@ -5,6 +5,7 @@
 //! failed. A device that the daemon has not open is missing until the pool is reopened. The engine
 //! is told of failed devices again and again.
 
+pub(crate) mod drives;
 pub(crate) mod errors;
 pub(crate) mod hang;
 pub(crate) mod size;
@@ -25,6 +26,7 @@ use crate::devices::PoolDevice;
 use crate::link::session::{AskError, DeviceState, Session};
 use crate::link::{Link, WelcomeItem};
 use crate::model::events::EventKind;
+use crate::states::drives::AskedDrive;
 use crate::states::hang::Hanging;
 
 #[derive(Debug)]
@@ -35,6 +37,7 @@ pub(crate) struct DeviceStates {
     /// Failed devices that the engine will be told of again.
     retrying: RefCell<BTreeSet<DeviceIndex>>,
     watched: Watched,
+    drives: RefCell<BTreeMap<DeviceIndex, AskedDrive>>,
 }
 
 impl DeviceStates {
@@ -45,6 +48,7 @@ impl DeviceStates {
             hanging: Default::default(),
             retrying: Default::default(),
             watched: Default::default(),
+            drives: Default::default(),
         })
     }
 

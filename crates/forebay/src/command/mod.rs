@@ -1,6 +1,7 @@
 //! The commands that ask a running daemon: one or two API calls, and a table of the answer.
 
 pub(crate) mod attach;
+mod drive;
 pub(crate) mod events;
 pub(crate) mod export;
 pub(crate) mod firmware;

@@ -9,6 +9,7 @@ use forebay_device::spec::{DeviceSpec, SpecError};
 
 use crate::api_paths::segment;
 use crate::cli::{DeviceCommand, PoolCommand, PoolCreateArgs};
+use crate::command::drive;
 use crate::context::Context;
 use crate::failure::{Failure, Outcome, While};
 use crate::output::{pairs, table, yes_no};
@@ -331,7 +332,7 @@ fn errors_text(device: &DeviceInfo) -> String {
 
 fn device_text(shown: &DeviceDetails) -> String {
     let device = &shown.device;
-    pairs([
+    let own = [
         ("device", device.index.to_string()),
         ("spec", device.spec.clone()),
         ("uuid", device.uuid.clone()),
@@ -346,11 +347,16 @@ fn device_text(shown: &DeviceDetails) -> String {
         ("punches", yes_no(device.can_punch)),
         ("errors", errors_text(device)),
         ("volumes", shown.volumes.join(", ")),
-    ])
+    ];
+    let mut drive = device.drive.as_ref().map_or_else(Vec::new, drive::pairs);
+    if let Some(note) = &device.drive_note {
+        drive.push(("drive's health", note.clone()));
+    }
+    pairs(own.into_iter().chain(drive))
 }
 
 fn devices_text(devices: &[DeviceInfo]) -> String {
-    table(
+    let mut text = table(
         [
             ">INDEX",
             "DEVICE",
@@ -377,5 +383,7 @@ fn devices_text(devices: &[DeviceInfo]) -> String {
                 state(device),
             ]
         }),
-    )
+    );
+    text.push_str(&drive::table(devices));
+    text
 }

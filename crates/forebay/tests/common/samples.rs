@@ -2,7 +2,8 @@
 
 use forebay_control::model::{
     CatalogCopyInfo, CatalogInfo, CheckProblem, CheckResult, DeviceErrors, DeviceInfo, DeviceState,
-    Export, Placement, PoolInfo, PoolState, SnapshotInfo, SpaceLevel, Volume,
+    DriveHealth, DriveSource, Export, Placement, PoolInfo, PoolState, SnapshotInfo, SpaceLevel,
+    Volume,
 };
 
 pub(crate) fn export() -> Export {
@@ -87,6 +88,31 @@ pub(crate) fn device(state: DeviceState) -> DeviceInfo {
         state,
         why: missing.then(|| "no such file".to_owned()),
         notes: Vec::new(),
+        drive: (!missing).then(drive),
+        drive_note: missing.then(|| "it does not answer".to_owned()),
+    }
+}
+
+fn drive() -> DriveHealth {
+    DriveHealth {
+        path: "/dev/nvme0n1".to_owned(),
+        source: DriveSource::Nvme,
+        model: "Model 1".to_owned(),
+        serial: "S1".to_owned(),
+        firmware: "F1".to_owned(),
+        read_unix_ms: 1,
+        warnings: vec!["is outside its temperature limits".to_owned()],
+        critical_warning: 2,
+        temperature_c: Some(71),
+        spare_percent: Some(100),
+        spare_threshold_percent: Some(10),
+        used_percent: Some(12),
+        media_errors: Some(3),
+        power_on_hours: Some(1000),
+        unsafe_shutdowns: Some(4),
+        reallocated_sectors: None,
+        pending_sectors: None,
+        uncorrectable_sectors: None,
     }
 }
 
