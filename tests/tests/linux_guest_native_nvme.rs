@@ -5,19 +5,16 @@
 //! device suite on a drive with 4-KiB blocks and 128-KiB transfers. A drive with metadata is not
 //! used natively. Then engines are killed under load.
 
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use forebay_device::conformance::{Driver, Subject, run};
 use forebay_device::{Device, OpenOptions};
-use forebay_tests::daemon::{program, target_folder};
-use forebay_tests::guest::{Drive, Guest, GuestOptions};
+use forebay_tests::daemon::target_folder;
+use forebay_tests::guest::{Drive, Guest, GuestOptions, tape};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
-/// A library of the program that the guest may lack.
-const LIBRARY: &str = "libgcc_s.so.1";
 
 /// Set inside the guest: the drive to test, and whether it should be native.
 const INSIDE: &str = "FOREBAY_TEST_NATIVE_INSIDE";
@@ -47,21 +44,13 @@ shown() {
 export LD_LIBRARY_PATH=/tmp/forebay
 ";
 
-const SERVE: &str = "modprobe virtio_blk
-for try in $(seq 300); do [ -b /dev/vda ] && break; sleep 0.1; done
-mkdir /tmp/forebay
-tar xf /dev/vda -C /tmp/forebay
-cd /tmp/forebay
-modprobe nvme
+const NVME: &str = "modprobe nvme
 drive=$(shown disk 0)
 generic=$(echo $drive | sed s/nvme/ng/)
 for try in $(seq 300); do [ -c $generic ] && break; sleep 0.1; done
-[ -c $generic ]
-printf '[node]\nname = \"test\"\n[listen]\nnvme_tcp = [\"127.0.0.1:4420\"]\napi = \"api.sock\"\n' > forebay.toml
-./forebay serve --config /tmp/forebay/forebay.toml > serve.log 2>&1 < /dev/null &
-for try in $(seq 1200); do [ -S api.sock ] && break; sleep 0.1; done
-fb() { ./forebay --socket /tmp/forebay/api.sock \"$@\"; }
-fb pool create --device $drive
+[ -c $generic ]";
+
+const EXPORT: &str = "fb pool create --device $drive
 fb tenant create t
 fb volume create t/disk --size 64M
 fb export create t/disk --any-host
@@ -160,23 +149,7 @@ fn linux_guest_native_nvme() -> Result<()> {
         std::fs::File::create(file)?.set_len(bytes * MIB)?;
     }
     let suite = std::env::current_exe()?;
-    let suite_folder = suite.parent().context("a folder")?;
-    let suite_name = suite.file_name().and_then(|name| name.to_str());
-    let suite_name = suite_name.context("a name")?;
-    let program = program();
-    let from = program.parent().context("a folder")?;
-    let made = Command::new("tar")
-        .arg("cf")
-        .arg(&tape)
-        .arg("-C")
-        .arg(from)
-        .arg(program.file_name().context("a name")?)
-        .args(["-C", "/lib/x86_64-linux-gnu", "--dereference", LIBRARY])
-        .args(["--transform", &format!("s/^{suite_name}$/suite/"), "-C"])
-        .arg(suite_folder)
-        .arg(suite_name)
-        .status()?;
-    ensure!(made.success(), "no tape");
+    tape::write(&tape, Some(&suite))?;
     let guest = Guest::boot(&GuestOptions {
         memory_mib: 1280,
         drives: vec![
@@ -195,7 +168,8 @@ fn linux_guest_native_nvme() -> Result<()> {
         let said = guest.run("tail -n 40 /tmp/forebay/serve.log", MINUTE);
         error.context(said.map(|said| said.text).unwrap_or_default())
     };
-    inside(&guest, SERVE).map_err(log)?;
+    let serve = [tape::UNPACK, NVME, tape::SERVE, EXPORT].concat();
+    inside(&guest, &serve).map_err(log)?;
     let before = counted(&guest)?;
     inside(&guest, LOAD).map_err(log)?;
     let after = counted(&guest)?;

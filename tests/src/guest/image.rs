@@ -53,7 +53,8 @@ const PROGRAMS: [&str; 15] = [
     "usr/sbin/nvme",
     "usr/sbin/resize2fs",
 ];
-const MODULES: [&str; 13] = [
+const MODULES: [&str; 15] = [
+    "ahci",
     "configfs",
     "crc32c_generic",
     "crc32c_intel",
@@ -64,6 +65,7 @@ const MODULES: [&str; 13] = [
     "nvme_tcp",
     "nvmet",
     "nvmet_tcp",
+    "sd_mod",
     "virtio_blk",
     "virtio_net",
     "nvme_fabrics",

@@ -8,6 +8,7 @@ pub mod cpio;
 pub mod image;
 pub mod modules;
 pub mod qmp;
+pub mod tape;
 pub mod tools;
 pub mod uml;
 
@@ -75,6 +76,8 @@ pub enum Drive {
     Nvme(PathBuf),
     /// A namespace with properties of QEMU's `nvme` and `nvme-ns`.
     OddNvme(PathBuf, &'static str, &'static str),
+    /// A SATA disk; the first is `/dev/sda`.
+    Sata(PathBuf),
     /// A read-only virtio disk, as a tape for `tar x`.
     Tape(PathBuf),
 }
@@ -411,6 +414,7 @@ fn add_drives(command: &mut Command, options: &GuestOptions) {
                 command.args(["-device", &controller]);
                 (path, "", format!("nvme-ns,bus=odd{number},{namespace}"))
             }
+            Drive::Sata(path) => (path, "", format!("ide-hd,serial=emulated{number}")),
             Drive::Tape(path) => (path, ",readonly=on", "virtio-blk-pci".to_owned()),
         };
         let file = format!(

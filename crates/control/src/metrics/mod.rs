@@ -268,35 +268,37 @@ fn devices(out: &mut Exposition, pool: &PoolInfo) {
     }
 }
 
+fn ratio(percent: u8) -> f64 {
+    f64::from(percent) / 100.0
+}
+
 fn drives(out: &mut Exposition, drives: &[(String, &DriveHealth)]) {
-    let ratio = |percent: Option<u8>| percent.map(|percent| f64::from(percent) / 100.0);
-    let values: [(_, _, _, &dyn Fn(&DriveHealth) -> Option<f64>); 4] = [
+    for (name, kind, help, value) in [
         (
             "forebay_device_temperature_celsius",
             GAUGE,
             "Temperature of the drive below a device.",
-            &|drive| drive.temperature_c.map(f64::from),
+            (|drive| drive.temperature_c.map(f64::from)) as fn(&DriveHealth) -> Option<f64>,
         ),
         (
             "forebay_device_spare_ratio",
             GAUGE,
             "Spare capacity that the drive below a device has left.",
-            &|drive| ratio(drive.spare_percent),
+            |drive| drive.spare_percent.map(ratio),
         ),
         (
             "forebay_device_used_ratio",
             GAUGE,
             "Life that the drive below a device has used; may exceed 1.",
-            &|drive| ratio(drive.used_percent),
+            |drive| drive.used_percent.map(ratio),
         ),
         (
             "forebay_device_media_errors_total",
             COUNTER,
             "Media errors that the drive below a device could not correct.",
-            &|drive| drive.media_errors.map(|errors| errors as f64),
+            |drive| drive.media_errors.map(|errors| errors as f64),
         ),
-    ];
-    for (name, kind, help, value) in values {
+    ] {
         out.family(name, kind, help);
         for (index, drive) in drives {
             if let Some(value) = value(drive) {

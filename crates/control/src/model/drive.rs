@@ -30,7 +30,8 @@ pub struct DriveHealth {
     pub read_unix_ms: u64,
     /// Its warnings, in words with the drive as the subject.
     pub warnings: Vec<String>,
-    /// The same as bits of NVMe's Critical Warning; for ATA, from attributes at their thresholds.
+    /// The same as bits of NVMe's Critical Warning. For ATA they follow from attributes at their
+    /// thresholds.
     pub critical_warning: u8,
     /// Temperature, degrees Celsius.
     pub temperature_c: Option<i16>,
