@@ -22,22 +22,7 @@ pub(crate) enum CommitAction {
     Now,
 }
 
-impl CommitAction {
-    #[allow(dead_code, reason = "for the NVMe-MI front end")]
-    /// The Commit Action field's value, if it is one of these.
-    pub(crate) fn of(value: u8) -> Option<Self> {
-        match value {
-            0 => Some(Self::Store),
-            1 => Some(Self::StoreForNextStart),
-            2 => Some(Self::NextStart),
-            3 => Some(Self::Now),
-            _ => None,
-        }
-    }
-}
-
 impl Daemon {
-    #[allow(dead_code, reason = "for the NVMe-MI front end")]
     /// Firmware Commit. Slot 0 means slot 2. Returns a sentence about the result. The commit goes
     /// on if the caller gives up.
     pub(crate) async fn firmware_commit(

@@ -41,7 +41,6 @@ mod status;
 mod stop;
 
 pub use error::DaemonError;
-#[allow(unused_imports, reason = "for the NVMe-MI front end")]
 pub(crate) use firmware::CommitAction;
 pub(crate) use requests::{DaemonRequest, Handle, channel};
 pub(crate) use status::Condition;

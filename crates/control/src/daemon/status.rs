@@ -1,5 +1,6 @@
 //! Status, counters and ports, with or without a pool: collected from owner, supervisor and daemon.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -19,6 +20,8 @@ pub(crate) struct Condition {
     pub(crate) engine: EngineState,
     /// The engine's number, 0 for none.
     pub(crate) generation: u64,
+    /// Changes with the engine's version.
+    pub(crate) firmware: u64,
 }
 
 impl Daemon {
@@ -29,6 +32,7 @@ impl Daemon {
                 is_sound: false,
                 engine: EngineState::Stopped,
                 generation: 0,
+                firmware: 0,
             };
         };
         let view = serving.supervisor.view();
@@ -37,6 +41,11 @@ impl Daemon {
             owner: Some(serving.owner.clone()),
             engine: view.state,
             generation: view.generation,
+            firmware: {
+                let mut version = DefaultHasher::new();
+                view.version.hash(&mut version);
+                version.finish()
+            },
         }
     }
 

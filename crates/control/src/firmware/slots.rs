@@ -122,7 +122,7 @@ pub(crate) struct Firmware {
     download: RefCell<Option<Download>>,
     busy: Cell<bool>,
     pub(super) trial: Cell<Trial>,
-    events: Rc<Events>,
+    pub(super) events: Rc<Events>,
 }
 
 /// Ends with the command.
@@ -238,7 +238,6 @@ impl Firmware {
             .create(&self.folder)
     }
 
-    #[allow(dead_code, reason = "for the NVMe-MI front end")]
     /// Takes a piece of an image. One with byte 0 begins a new download if that byte was there.
     pub(crate) fn download(&self, offset: u64, data: &[u8]) -> Result<(), FirmwareError> {
         let _command = self.command()?;

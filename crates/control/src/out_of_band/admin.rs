@@ -6,17 +6,19 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use forebay_nvme::controller::{AdminOutcome, Controller, ControllerConfig, ascii};
+use forebay_nvme::controller::{AdminOutcome, Controller, ControllerConfig, Firmware, ascii};
 use forebay_nvme::io::Transfer;
-use forebay_nvme::mi::{AdminCommand, MiRefusal, MiStatus};
+use forebay_nvme::mi::{AdminCommand, MiRefusal, MiStatus, vendor};
 use forebay_nvme::opcode::admin;
 use forebay_nvme::{Nqn, Sqe, Status};
 
 use super::answer::Answer;
 use super::environment::Environment;
 use super::node::{Caller, Node};
+use super::vendor::is_log;
 use crate::clock::now_unix_ms;
 use crate::config::{Function, Right};
+use crate::daemon::Daemon;
 
 /// The place of CTLID in the message.
 const CONTROLLER_AT: MiRefusal = MiRefusal::at(6);
@@ -56,6 +58,13 @@ impl Node {
             admin::NAMESPACE_MANAGEMENT => self.namespace_management(command, caller).await,
             admin::NAMESPACE_ATTACHMENT => self.namespace_attachment(command, caller).await,
             admin::FORMAT_NVM => self.format(command, caller).await,
+            admin::FIRMWARE_DOWNLOAD => self.firmware_download(command).await,
+            admin::FIRMWARE_COMMIT => self.firmware_commit(command, caller).await,
+            vendor::SET_NAMESPACE_BUDGET => self.set_budget(command, caller).await,
+            vendor::ADD_DEVICE => self.add_device(command, caller).await,
+            admin::GET_LOG_PAGE if is_log(command.sqe.cdw(10) as u8) => {
+                self.vendor_log(command).await
+            }
             _ => self.by_controller(command).await,
         }
     }
@@ -99,7 +108,7 @@ impl Node {
                 condition: &condition,
                 cntlid,
                 functions: &functions,
-                version: &version,
+                firmware: firmware(daemon, &version),
             };
             run(controller, &sqe, &data, &environment)
         });
@@ -120,6 +129,24 @@ impl Node {
             // The daemon stops.
             Err(_) => Answer::status(MiStatus::INTERNAL_ERROR),
         }
+    }
+}
+
+/// The slots, as the log page has them.
+fn firmware(daemon: &Daemon, version: &str) -> Firmware {
+    let slots = daemon.firmware_slots();
+    let running = slots.running.unwrap_or(slots.next);
+    let revision = |number: u8| {
+        let slot = slots.slots.iter().find(|slot| slot.slot == number);
+        let known = slot.and_then(|slot| slot.version.as_deref());
+        // Something runs, even if its version is unknown.
+        let known = known.or_else(|| (number == running).then_some(version));
+        known.map(ascii)
+    };
+    Firmware {
+        active_slot: running,
+        next_slot: if slots.next == running { 0 } else { slots.next },
+        revisions: [revision(1), revision(2)],
     }
 }
 

@@ -1,9 +1,8 @@
 //! What Identify and log pages report of the pool.
 
-use forebay_nvme::controller::{
-    AdminEnv, Firmware, Health, NamespaceInfo, SubsystemController, ascii,
-};
+use forebay_nvme::controller::{AdminEnv, Firmware, Health, NamespaceInfo, SubsystemController};
 use forebay_nvme::io::NamespaceGeometry;
+use forebay_nvme::mi::vendor;
 use forebay_pool::VolumeRecord;
 use forebay_xlate::VolumeId;
 
@@ -22,7 +21,7 @@ pub(super) struct Environment<'a> {
     pub(super) cntlid: u16,
     /// The numbers of all functions, ascending.
     pub(super) functions: &'a [u16],
-    pub(super) version: &'a str,
+    pub(super) firmware: Firmware,
 }
 
 /// A volume's NSID. Snapshots and volumes with larger ids are no namespaces.
@@ -69,8 +68,17 @@ impl AdminEnv for Environment<'_> {
     }
 
     fn health(&self) -> Health {
-        let owner = self.condition.owner.as_ref();
-        owner.map_or_else(Health::default, |owner| owner.statistics.node_health())
+        let Some(owner) = &self.condition.owner else {
+            return Health::default();
+        };
+        let node = owner.statistics.node_health();
+        let drives = owner.states.drives();
+        Health {
+            critical_warning: node.critical_warning | drives.critical_warning,
+            temperature_kelvin: drives.temperature_k.unwrap_or(0),
+            percentage_used: drives.used_percent,
+            ..node
+        }
     }
 
     fn controllers(&self) -> Vec<SubsystemController> {
@@ -124,10 +132,14 @@ impl AdminEnv for Environment<'_> {
     }
 
     fn firmware(&self) -> Option<Firmware> {
-        Some(Firmware {
-            active_slot: 1,
-            next_slot: 0,
-            revisions: [Some(ascii(self.version)), None],
-        })
+        Some(self.firmware)
+    }
+
+    fn vendor_logs(&self) -> &[u8] {
+        &vendor::LOGS
+    }
+
+    fn vendor_commands(&self) -> &[u8] {
+        &vendor::COMMANDS
     }
 }

@@ -14,8 +14,6 @@ use super::MANAGEMENT;
 use crate::daemon::Daemon;
 use crate::model::EngineState;
 
-/// Reliability is degraded (Critical Warning: Base 2.0, 5.16.1.3).
-const WARNING_RELIABILITY: u8 = 1 << 2;
 /// The Composite Controller Status has the changes of a controller from this bit on.
 const CHANGES_SHIFT: u16 = 8;
 /// Bits of [`ControllerHealthPoll::functions`].
@@ -48,12 +46,16 @@ impl NodeHealth {
     pub(super) fn of(daemon: &Daemon, functions: &[u16]) -> Self {
         let condition = daemon.condition();
         let mut namespaces = DefaultHasher::new();
-        let mut critical_warning = 0;
+        let (mut critical_warning, mut spare_percent, mut used_percent) = (0, 100, 0);
+        let mut temperature_k = None;
         let mut attached = Vec::new();
         if let Some(owner) = &condition.owner {
-            if !owner.base.lost_devices().is_empty() {
-                critical_warning |= WARNING_RELIABILITY;
-            }
+            let smart = owner.statistics.node_health();
+            critical_warning = smart.critical_warning;
+            spare_percent = smart.available_spare_percent;
+            let drives = owner.states.drives();
+            critical_warning |= drives.critical_warning;
+            (temperature_k, used_percent) = (drives.temperature_k, drives.used_percent);
             let pool = &owner.base.core.borrow().pool;
             for volume in pool.volumes().records() {
                 (volume.id.0, volume.size_bytes).hash(&mut namespaces);
@@ -66,11 +68,11 @@ impl NodeHealth {
             is_sound: condition.is_sound,
             engine: condition.engine,
             critical_warning,
-            temperature_k: None,
-            spare_percent: 100,
-            used_percent: 0,
+            temperature_k,
+            spare_percent,
+            used_percent,
             namespaces: namespaces.finish(),
-            firmware: 0,
+            firmware: condition.firmware,
             functions: functions
                 .map(|number| (*number, is_served && attached.contains(number)))
                 .collect(),

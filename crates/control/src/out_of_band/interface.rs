@@ -4,7 +4,7 @@ use forebay_mctp::{BASELINE_UNIT_BYTES, MAX_UNIT_BYTES};
 use forebay_nvme::controller::management_opcodes;
 use forebay_nvme::mi::data::{ControllerInformation, PortInformation, SubsystemInformation};
 use forebay_nvme::mi::{
-    DataStructure, GetConfiguration, MiCommand, MiRefusal, MiStatus, SetConfiguration,
+    DataStructure, GetConfiguration, MiCommand, MiRefusal, MiStatus, SetConfiguration, vendor,
 };
 use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromZeros, IntoBytes};
@@ -193,7 +193,8 @@ impl Node {
 
 fn optional_commands(cntlid: u16) -> Vec<u8> {
     let own = COMMANDS.map(|opcode| [MANAGEMENT_INTERFACE << 3, opcode]);
-    let admin = management_opcodes(cntlid).map(|opcode| [ADMIN << 3, opcode]);
+    let admin = management_opcodes(cntlid).chain(vendor::COMMANDS);
+    let admin = admin.map(|opcode| [ADMIN << 3, opcode]);
     let all: Vec<[u8; 2]> = own.into_iter().chain(admin).collect();
     let mut list = (all.len() as u16).to_le_bytes().to_vec();
     list.extend(all.as_flattened());

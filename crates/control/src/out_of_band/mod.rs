@@ -6,7 +6,8 @@
 //!
 //! A line (`line`) turns bytes into messages and keeps the command slots of its requesters. Commands
 //! run beside it, on the `Node` that all lines share: those of the Management Interface (`interface`,
-//! `health`, `vpd`), and Admin commands (`admin`, `environment`, `namespaces`).
+//! `health`, `vpd`), and Admin commands (`admin`, `environment`,
+//! `namespaces`, `firmware`, `vendor`).
 
 use std::convert::Infallible;
 use std::io;
@@ -23,6 +24,7 @@ use crate::daemon::Handle;
 mod admin;
 mod answer;
 mod environment;
+mod firmware;
 mod health;
 mod identity;
 mod interface;
@@ -30,6 +32,7 @@ mod line;
 mod namespaces;
 mod node;
 mod requesters;
+mod vendor;
 mod vpd;
 mod wire;
 

@@ -23,12 +23,12 @@ const DISCONNECT_HOSTS: bool = false;
 
 /// A namespace's volume.
 #[derive(Debug, Clone)]
-struct Named {
-    tenant: String,
-    volume: String,
+pub(super) struct Named {
+    pub(super) tenant: String,
+    pub(super) volume: String,
 }
 
-fn find(owner: &Owner, nsid: u32) -> Option<Named> {
+pub(super) fn find(owner: &Owner, nsid: u32) -> Option<Named> {
     let core = owner.base.core.borrow();
     let volume = core.pool.volume(VolumeId(nsid.into())).ok()?;
     nsid_of(volume)?;
@@ -38,7 +38,7 @@ fn find(owner: &Owner, nsid: u32) -> Option<Named> {
     })
 }
 
-fn no_namespace(nsid: u32) -> ApiError {
+pub(super) fn no_namespace(nsid: u32) -> ApiError {
     ApiError::not_found(format!("there is no namespace {nsid}"))
 }
 
@@ -265,7 +265,7 @@ async fn delete_export(owner: &Rc<Owner>, named: &Named, export: u64) -> Result<
 }
 
 /// `conflict`: the status if the state does not fit.
-fn answer(done: Result<u64, ApiError>, conflict: Status) -> Answer {
+pub(super) fn answer(done: Result<u64, ApiError>, conflict: Status) -> Answer {
     match done {
         Ok(result) => Answer::admin(Status::SUCCESS, result, Vec::new()),
         Err(error) => {

@@ -124,7 +124,36 @@ fn shown(path: String, health: health::DriveHealth, read_unix_ms: u64) -> DriveH
     }
 }
 
+/// All drives together: the worst of each.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct DrivesHealth {
+    /// Bits of NVMe's Critical Warning.
+    pub(crate) critical_warning: u8,
+    /// The highest temperature, if any is known.
+    pub(crate) temperature_k: Option<u16>,
+    /// Life used, at most 255.
+    pub(crate) used_percent: u8,
+}
+
 impl DeviceStates {
+    pub(crate) fn drives(&self) -> DrivesHealth {
+        let mut all = DrivesHealth::default();
+        for drive in self
+            .drives
+            .borrow()
+            .values()
+            .flat_map(|drive| &drive.health)
+        {
+            all.critical_warning |= drive.critical_warning;
+            let kelvins = drive
+                .temperature_c
+                .map(|celsius| celsius.saturating_add(273).max(1) as u16);
+            all.temperature_k = all.temperature_k.max(kelvins);
+            all.used_percent = all.used_percent.max(drive.used_percent.unwrap_or(0));
+        }
+        all
+    }
+
     pub(crate) fn poll_drives(self: &Rc<Self>) {
         let now = Instant::now();
         for device in &*self.base.devices.borrow() {

@@ -466,17 +466,18 @@ impl Statistics {
         );
     }
 
-    pub(crate) fn stats(&self, takeover: TakeoverStats) -> Stats {
-        let session = self.link.session();
-        let exports = self.export_ids();
+    /// The lanes of some exports, by name.
+    pub(crate) fn lanes(&self, is_wanted: impl Fn(&ExportRecord) -> bool) -> Vec<LaneStats> {
+        let lives = self.link.session().is_some();
         let core = self.base.core.borrow();
         let pool = &core.pool;
+        let wanted = || pool.exports().iter().filter(|export| is_wanted(export));
         let added = self.added.borrow();
         let region = added.counting.as_ref().map(|(_, region)| region);
-        let mut now = region.map_or_else(BTreeMap::new, |region| totals_of(region, &exports));
-        let lives = session.is_some();
+        let ids = wanted().map(|export| export.id).collect();
+        let mut now = region.map_or_else(BTreeMap::new, |region| totals_of(region, &ids));
         let mut lanes = Vec::new();
-        for export in pool.exports().iter() {
+        for export in wanted() {
             let Ok(volume) = pool.volume(export.volume) else {
                 continue;
             };
@@ -497,6 +498,17 @@ impl Statistics {
             });
         }
         lanes.sort_by(|a, b| (&a.tenant, &a.volume).cmp(&(&b.tenant, &b.volume)));
+        lanes
+    }
+
+    pub(crate) fn stats(&self, takeover: TakeoverStats) -> Stats {
+        let mut lanes = self.lanes(|_| true);
+        let session = self.link.session();
+        let core = self.base.core.borrow();
+        let pool = &core.pool;
+        let added = self.added.borrow();
+        let region = added.counting.as_ref().map(|(_, region)| region);
+        let lives = session.is_some();
         let tenants = tenant_stats(
             &added.used,
             region.map(|region| &**region),

@@ -16,8 +16,8 @@ use zerocopy::little_endian::{U16, U32, U128};
 const OACS: u16 = 1 << 3 | 1 << 2 | 1 << 1;
 /// FRMW: activation without reset, two slots, slot 1 read-only: it holds the installed program.
 const FRMW: u8 = 1 << 4 | 2 << 1 | 1;
-/// FWUG: pieces of an image may have any size.
-const ANY_GRANULARITY: u8 = 0xFF;
+/// FWUG: pieces of an image are multiples of 4 KiB.
+const GRANULARITY: u8 = 1;
 
 impl ControllerConfig {
     /// Checks a namespace identifier. `None`: valid but unallocated.
@@ -56,7 +56,7 @@ impl ControllerConfig {
             .unwrap_or(self.firmware);
         id.oacs = U16::new(OACS);
         id.frmw = FRMW;
-        id.fwug = ANY_GRANULARITY;
+        id.fwug = GRANULARITY;
         // Format of all namespaces would erase every tenant.
         id.fna = 1 << 3;
         id.tnvmcap = U128::new(total);

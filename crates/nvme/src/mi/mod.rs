@@ -1,7 +1,8 @@
 //! NVMe-MI messages, and the endpoint's command slots, without I/O.
 //!
 //! [`MiRequest`] and [`MiResponse`] convert messages, for both ends. A [`Responder`] takes requests,
-//! carries out control primitives, and passes commands on. [`data`] has response data.
+//! carries out control primitives, and passes commands on. [`data`] has response data; [`vendor`]
+//! has log pages and Admin commands of our own.
 //!
 //! Section numbers are those of *NVM Express Management Interface 1.2*. Messages are *out of band*
 //! (1.4), with an integrity check. PCIe commands, the Management Endpoint Buffer, Command Initiated
@@ -18,6 +19,7 @@ mod response;
 mod status;
 #[cfg(test)]
 mod tests;
+pub mod vendor;
 
 pub use admin::AdminCommand;
 pub use command::{
