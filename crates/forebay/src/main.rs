@@ -94,6 +94,7 @@ fn run(cli: Cli) -> Outcome<ExitCode> {
         Command::Events(args) => command::events::events(&context()?, &args),
         Command::Port(command) => command::port::port(&context()?, &command),
         Command::Firmware(command) => command::firmware::firmware(output, command, context),
+        Command::Mi(args) => command::mi::mi(output, &args, context),
         Command::Upgrade => command::status::upgrade(&context()?),
         Command::Shutdown => command::status::shutdown(&context()?),
         Command::Stats => command::status::stats(&context()?),

@@ -35,11 +35,11 @@ pub(crate) struct BudgetArgs {
 pub(crate) struct Amount(pub(crate) Option<u64>);
 
 impl Amount {
-    fn iops(text: &str) -> Result<Self, String> {
+    pub(super) fn iops(text: &str) -> Result<Self, String> {
         Self::parse(text, parse_rate)
     }
 
-    fn bandwidth(text: &str) -> Result<Self, String> {
+    pub(super) fn bandwidth(text: &str) -> Result<Self, String> {
         Self::parse(text, parse_bandwidth)
     }
 

@@ -9,6 +9,7 @@ mod limits_page;
 pub(crate) mod line;
 #[cfg(test)]
 mod mentioned;
+mod mi;
 pub(crate) mod names;
 pub(crate) mod pages;
 mod pool;
@@ -26,6 +27,7 @@ use forebay_device::size::{Size, parse_size};
 use self::budgets::parse_seconds;
 pub(crate) use self::budgets::{Amount, BudgetArgs, SchedulingArgs, SchedulingCommand};
 pub(crate) use self::firmware::FirmwareCommand;
+pub(crate) use self::mi::{MiArgs, MiBudgetArgs, MiCommand};
 use self::names::{SnapshotName, SnapshotsOf, VolumeName};
 pub(crate) use self::pool::{DeviceCommand, PoolCommand, PoolCreateArgs};
 use crate::bench::BenchCommand;
@@ -106,6 +108,8 @@ pub(crate) enum Command {
     /// Firmware: signed images of this program, and the slots that engines start from
     #[command(subcommand)]
     Firmware(FirmwareCommand),
+    /// Manage a node out of band, as its management controller does: NVMe-MI over MCTP
+    Mi(MiArgs),
     /// Stop the engine and the daemon cleanly; hosts wait until they are served again
     Shutdown,
     /// Print a completion script for a shell

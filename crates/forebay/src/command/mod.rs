@@ -5,6 +5,7 @@ mod drive;
 pub(crate) mod events;
 pub(crate) mod export;
 pub(crate) mod firmware;
+pub(crate) mod mi;
 pub(crate) mod pool;
 pub(crate) mod port;
 pub(crate) mod scheduling;

@@ -56,10 +56,7 @@ fn the_first_controller_is_administrative() {
             (oncs, 0b1110, 0b1000)
         );
         assert_eq!((id.nvmsr, id.cmic, id.mdts, id.vwc), (1, 0b11, 4, 7));
-        assert_eq!(
-            (id.frmw, id.fwug, id.elpe, id.lpa),
-            (0x15, 0xFF, 3, 0b10_0110)
-        );
+        assert_eq!((id.frmw, id.fwug, id.elpe, id.lpa), (0x15, 1, 3, 0b10_0110));
         assert_eq!((id.nn.get(), id.mnan.get()), (0xFFFF_FFFE, 1024));
         assert_eq!((id.tnvmcap.get(), id.unvmcap.get()), (3 << 70, 5 << 40));
         assert_eq!((id.oaes.get(), id.kas.get(), id.maxcmd.get()), (0, 0, 0));
