@@ -16,6 +16,11 @@ use crate::sandbox::Sandbox;
 const PRELUDE: &str = r#"
 install -d /etc/forebay
 cp /root/.packaged.toml /etc/forebay/forebay.toml
+printf '[firmware]\nkeys = ["/etc/forebay/firmware.pub"]\n' >> /etc/forebay/forebay.toml
+printf '[out_of_band]\nserial = "unix:/run/forebay/mctp.sock"\n' >> /etc/forebay/forebay.toml
+printf 'allow = ["namespaces", "budgets", "devices", "format", "configuration", "firmware"]\n' >> /etc/forebay/forebay.toml
+printf '[[out_of_band.function]]\nany_host = true\n' >> /etc/forebay/forebay.toml
+install -d /srv; truncate -s 8G /srv/c.img
 ln -sf /root/target/release/forebay /usr/local/bin/forebay
 daemon() {
     forebay serve --config /etc/forebay/forebay.toml &
