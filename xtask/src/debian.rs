@@ -279,7 +279,9 @@ impl Sysroot {
             .iter()
             .map(|path| self.path(path).display().to_string())
             .collect();
-        let mut command = Command::new(self.path("usr/lib64/ld-linux-x86-64.so.2"));
+        // The link in lib64 is absolute in some releases.
+        let loader = "usr/lib/x86_64-linux-gnu/ld-linux-x86-64.so.2";
+        let mut command = Command::new(self.path(loader));
         command.arg("--library-path").arg(libraries.join(":"));
         command
     }
