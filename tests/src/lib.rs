@@ -2,7 +2,7 @@
 //!
 //! [`daemon`] runs `forebay`, [`lab`] with a pool and hosts. [`host`] loads a volume; [`shadow`]
 //! knows its content. [`guest`] boots Linux, [`vm`] drives VM disks, [`sandbox`] isolates a
-//! test, [`hold`] delays I/O.
+//! test, [`hold`] delays I/O. [`mctp`] and [`nvme_cli`] are management controllers.
 
 pub mod api;
 pub mod book;
@@ -13,6 +13,8 @@ pub mod guest;
 pub mod hold;
 pub mod host;
 pub mod lab;
+pub mod mctp;
+pub mod nvme_cli;
 pub mod out_of_band;
 pub mod sandbox;
 pub mod shadow;

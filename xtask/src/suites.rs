@@ -26,6 +26,8 @@ const LIBBLKIO_FILE: &str = "libblkio_vhost_user";
 const MOUNTING_FILES: [&str; 4] = ["claims", "hold_selftest", "own_devices", "takeover_fence"];
 /// Files that need namespaces: a root or a network.
 const SANDBOX_FILES: [&str; 3] = ["docs_commands_run", "package", "service"];
+/// Files that run Debian's programs.
+const DEBIAN_FILES: [&str; 1] = ["out_of_band_nvme_cli"];
 /// Files that measure, and must run alone.
 const ALONE_FILES: [&str; 1] = ["idle"];
 const SYSTEM_PACKAGE: &str = "forebay-tests";
@@ -202,6 +204,9 @@ fn lacks(suite: &str, file: &str) -> Option<String> {
             Some(format!("{file} needs root and /dev/fuse"))
         }
         "system" if !is_root && SANDBOX_FILES.contains(&file) => Some(format!("{file} needs root")),
+        "system" if DEBIAN_FILES.contains(&file) => {
+            debian::unavailable().map(|missing| format!("{file} needs {missing}"))
+        }
         "guest" => guests_lack(),
         _ => None,
     }
