@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::rc::Rc;
 
-use super::Daemon;
-use crate::firmware::{FirmwareError, Running, Slot, Source};
+use super::{Daemon, Serving};
+use crate::firmware::{Firmware, FirmwareError, Running, Slot, Source};
 use crate::model::error::ApiError;
 use crate::model::firmware::{FirmwareSlot, FirmwareSlots};
 use crate::supervisor::process;
@@ -22,146 +22,146 @@ pub(crate) enum CommitAction {
     Now,
 }
 
+/// Commands for the firmware slots of a daemon. They go on if their caller gives up.
+pub(crate) struct FirmwareCommands {
+    firmware: Rc<Firmware>,
+    serving: Option<Rc<Serving>>,
+    run_dir: PathBuf,
+}
+
 impl Daemon {
-    /// Firmware Commit. Slot 0 means slot 2. Returns a sentence about the result. The commit goes
-    /// on if the caller gives up.
-    pub(crate) async fn firmware_commit(
-        self: &Rc<Self>,
+    pub(crate) fn firmware_commands(&self) -> FirmwareCommands {
+        FirmwareCommands {
+            firmware: self.firmware.clone(),
+            serving: self.serving(),
+            run_dir: self.config.run_dir.clone(),
+        }
+    }
+}
+
+impl FirmwareCommands {
+    /// Firmware Commit. Slot 0 means slot 2. Returns a sentence about the result.
+    pub(crate) async fn commit(
+        self,
         action: CommitAction,
         slot: u8,
     ) -> Result<String, FirmwareError> {
-        let slot = Slot::try_from(if slot == 0 {
-            Slot::Downloaded.into()
-        } else {
-            slot
-        })?;
+        let slot = match slot {
+            0 => Slot::Downloaded,
+            slot => Slot::try_from(slot)?,
+        };
         let stores = match action {
             CommitAction::Store | CommitAction::StoreForNextStart => true,
             CommitAction::NextStart => false,
             CommitAction::Now => slot == Slot::Downloaded && self.firmware.has_download(),
         };
         if stores && slot == Slot::Installed {
-            return Err(FirmwareError::InvalidSlot(
-                slot.into(),
-                "has the installed program: it is read-only",
-            ));
+            let why = "has the installed program: it is read-only";
+            return Err(FirmwareError::InvalidSlot(slot.into(), why));
         }
-        self.firmware_act(action, slot, stores.then_some(Source::Download))
+        self.act(action, slot, stores.then_some(Source::Download))
             .await
     }
 
-    /// Stores an image from a file of this node in slot 2; `now`: and activates it.
-    pub(crate) async fn firmware_install(
-        self: &Rc<Self>,
+    /// Stores an image from a file of this node in slot 2, and activates it.
+    pub(crate) async fn install(
+        self,
         path: PathBuf,
-        now: bool,
+        at_next_start: bool,
     ) -> Result<String, FirmwareError> {
-        let action = if now {
-            CommitAction::Now
-        } else {
-            CommitAction::StoreForNextStart
+        let action = match at_next_start {
+            true => CommitAction::StoreForNextStart,
+            false => CommitAction::Now,
         };
-        self.firmware_act(action, Slot::Downloaded, Some(Source::File(path)))
+        self.act(action, Slot::Downloaded, Some(Source::File(path)))
             .await
     }
 
-    /// Activates a slot's program without a download; `now`: at once.
-    pub(crate) async fn firmware_switch(
-        self: &Rc<Self>,
+    /// Activates a slot's program, without a download.
+    pub(crate) async fn activate(
+        self,
         slot: u8,
-        now: bool,
+        at_next_start: bool,
     ) -> Result<String, FirmwareError> {
-        let action = if now {
-            CommitAction::Now
-        } else {
-            CommitAction::NextStart
+        let action = match at_next_start {
+            true => CommitAction::NextStart,
+            false => CommitAction::Now,
         };
-        self.firmware_act(action, Slot::try_from(slot)?, None).await
+        self.act(action, Slot::try_from(slot)?, None).await
     }
 
-    async fn firmware_act(
-        self: &Rc<Self>,
+    async fn act(
+        self,
         action: CommitAction,
         slot: Slot,
         image: Option<Source>,
     ) -> Result<String, FirmwareError> {
-        let daemon = self.clone();
         let acting = tokio::task::spawn_local(async move {
             let mut done = Vec::new();
             if let Some(image) = image {
-                let stored = daemon.firmware_store(image, action).await?;
-                done.push(format!("firmware slot 2 has version {stored}"));
+                let next = action == CommitAction::StoreForNextStart;
+                let stored = self.firmware.store(image, next, &self.running()).await?;
+                done.push(format!("firmware slot 2 has version {}", stored.version));
             }
-            match action {
-                CommitAction::Store => {}
-                CommitAction::StoreForNextStart | CommitAction::NextStart => {
-                    daemon.firmware.set_next(slot)?;
+            match (action, &self.serving) {
+                (CommitAction::Store, _) => {}
+                (CommitAction::Now, Some(serving)) => {
+                    let replaced = serving.supervisor.replace(&serving.owner, slot).await;
+                    done.push(replaced.map_err(FirmwareError::NotActivated)?);
+                }
+                _ => {
+                    self.firmware.set_next(slot)?;
                     done.push(format!(
                         "the next engine starts from slot {}",
                         u8::from(slot)
                     ));
                 }
-                CommitAction::Now => done.push(daemon.firmware_activate(slot).await?),
             }
             Ok(done.join("; "))
         });
-        let failed = |error| {
-            Err(FirmwareError::NotActivated(ApiError::internal(format!(
-                "{error}"
-            ))))
-        };
-        acting.await.unwrap_or_else(failed)
+        acting.await.unwrap_or_else(|error| {
+            let error = ApiError::internal(error.to_string());
+            Err(FirmwareError::NotActivated(error))
+        })
     }
 
-    async fn firmware_store(
-        &self,
-        image: Source,
-        action: CommitAction,
-    ) -> Result<String, FirmwareError> {
-        let version = self
-            .serving()
-            .and_then(|serving| serving.supervisor.view().version);
-        let recorded = process::recorded(&self.config.run_dir).ok().flatten();
+    fn running(&self) -> Running {
+        let view = self
+            .serving
+            .as_ref()
+            .map(|serving| serving.supervisor.view());
+        let version = view.and_then(|view| view.version);
+        let recorded = process::recorded(&self.run_dir).ok().flatten();
         let formats = recorded
             .map(|record| record.formats)
             .filter(|formats| !formats.is_empty());
-        let running = Running {
+        Running {
             version: version.unwrap_or_else(|| "unknown".to_owned()),
             formats: formats.unwrap_or_else(forebay_xlate::boundary::formats),
-        };
-        let next = action == CommitAction::StoreForNextStart;
-        Ok(self.firmware.store(image, next, &running).await?.version)
-    }
-
-    async fn firmware_activate(&self, slot: Slot) -> Result<String, FirmwareError> {
-        let Some(serving) = self.serving() else {
-            self.firmware.set_next(slot)?;
-            return Ok(format!(
-                "there is no engine; the next one starts from slot {}",
-                u8::from(slot)
-            ));
-        };
-        let replaced = serving.supervisor.replace(&serving.owner, slot).await;
-        replaced.map_err(FirmwareError::NotActivated)
+        }
     }
 
     /// The slots, for people and for the log page.
-    pub(crate) fn firmware_slots(&self) -> FirmwareSlots {
-        let view = self.serving().map(|serving| serving.supervisor.view());
+    pub(crate) fn slots(&self) -> FirmwareSlots {
+        let view = self
+            .serving
+            .as_ref()
+            .map(|serving| serving.supervisor.view());
         let running = view.filter(|view| view.pid.is_some());
         let fell_back = self.firmware.fell_back();
+        let slot = |slot: Slot, version| FirmwareSlot {
+            slot: slot.into(),
+            version,
+        };
         FirmwareSlots {
             running: running.map(|view| view.slot.into()),
             next: self.firmware.next().into(),
             slots: vec![
-                FirmwareSlot {
-                    slot: Slot::Installed.into(),
-                    version: self.firmware.installed_version(),
-                },
-                FirmwareSlot {
-                    slot: Slot::Downloaded.into(),
-                    version: self.firmware.image().map(|image| image.version),
-                },
+                slot(Slot::Installed, self.firmware.installed_version()),
+                slot(
+                    Slot::Downloaded,
+                    self.firmware.image().map(|image| image.version),
+                ),
             ],
             fell_back: fell_back.map(|left| format!("version {}: {}", left.version, left.why)),
         }

@@ -446,7 +446,7 @@ pub(crate) mod tests {
             bit in 0..8u8,
         ) {
             let mut image = seal(program.clone(), &version, &formats, &key(3)).unwrap();
-            prop_assert!(image.starts_with(&program) && image.len() % 4096 == 0);
+            prop_assert!(image.starts_with(&program) && image.len().is_multiple_of(4096));
             let keys = [key(3).public()];
             let description = checked(&image, &keys).unwrap();
             prop_assert_eq!((description.version, description.formats), (version, formats));

@@ -134,7 +134,7 @@ impl Node {
 
 /// The slots, as the log page has them.
 fn firmware(daemon: &Daemon, version: &str) -> Firmware {
-    let slots = daemon.firmware_slots();
+    let slots = daemon.firmware_commands().slots();
     let running = slots.running.unwrap_or(slots.next);
     let revision = |number: u8| {
         let slot = slots.slots.iter().find(|slot| slot.slot == number);

@@ -50,9 +50,9 @@ impl Node {
             management::CommitAction::Select => CommitAction::NextStart,
             management::CommitAction::Activate => CommitAction::Now,
         };
-        let done = self
-            .daemon
-            .wait(move |daemon| async move { daemon.firmware_commit(action, slot).await });
+        let done = self.daemon.wait(move |daemon| async move {
+            daemon.firmware_commands().commit(action, slot).await
+        });
         let done = match done.await {
             Ok(done) => done,
             Err(_) => return Answer::status(MiStatus::INTERNAL_ERROR),

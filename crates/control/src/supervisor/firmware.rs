@@ -11,22 +11,6 @@ use super::blame::Verdict;
 use super::process::EngineProcess;
 use crate::firmware::{EngineEnd, SERVES_LIMIT, Slot};
 
-/// Waits until an engine of slot 2 has taken too long to serve. A missing device may delay an
-/// engine that an earlier daemon started.
-pub(super) async fn overdue(
-    process: &EngineProcess,
-    begin: Instant,
-    running: &Cell<Option<Instant>>,
-) {
-    if process.slot == Slot::Downloaded && process.is_own() {
-        sleep_until(begin + SERVES_LIMIT).await;
-        if running.get().is_none() {
-            return;
-        }
-    }
-    std::future::pending().await
-}
-
 impl Supervisor {
     pub(super) fn note_version(&self, process: &EngineProcess, version: &str) {
         self.view.borrow_mut().version = Some(version.to_owned());
@@ -35,13 +19,32 @@ impl Supervisor {
         }
     }
 
-    pub(super) fn give_up_waiting(&self, process: &EngineProcess) {
-        let why = format!("it did not begin within {} s", SERVES_LIMIT.as_secs());
+    /// Kills an engine of slot 2 that takes too long to serve, and returns how it ended. A missing
+    /// device may delay an engine that an earlier daemon started.
+    pub(super) async fn overdue(
+        &self,
+        process: &EngineProcess,
+        begin: Instant,
+        running: &Cell<Option<Instant>>,
+    ) -> String {
+        if process.slot == Slot::Downloaded && process.is_own() {
+            sleep_until(begin + SERVES_LIMIT).await;
+            if running.get().is_none() {
+                let limit = SERVES_LIMIT.as_secs();
+                self.give_up(process, &format!("it does not serve within {limit} s"));
+                return process.ended().await;
+            }
+        }
+        std::future::pending().await
+    }
+
+    pub(super) fn give_up(&self, process: &EngineProcess, why: &str) {
         tracing::error!(
+            error = why,
             pid = process.pid,
-            "the engine does not serve ({why}): it is killed"
+            "the engine does not take over: it is killed"
         );
-        self.given_up.replace(Some(why));
+        self.given_up.replace(Some(why.to_owned()));
         process.kill();
     }
 

@@ -33,7 +33,6 @@ use tokio::time::{Instant, timeout};
 
 use self::blame::Verdict;
 pub(crate) use self::connect::connect_socket;
-use self::firmware::overdue;
 use self::process::{EngineProcess, with_last_words};
 use crate::changed::Signal;
 use crate::clock::now_unix_ms;
@@ -339,15 +338,7 @@ impl Supervisor {
                 self.took_over(process.generation, successor_of, &converted.take());
             }
             EngineProgress::Refused(error) => self.dropped(process.generation, &error),
-            EngineProgress::Failed(error) => {
-                tracing::error!(
-                    error,
-                    pid = process.pid,
-                    "the engine does not take over: it is killed"
-                );
-                self.given_up.replace(Some(error));
-                process.kill();
-            }
+            EngineProgress::Failed(error) => self.give_up(process, &error),
             EngineProgress::Running => {
                 running.set(running.get().or(Some(Instant::now())));
                 self.note_running(owner, process);
@@ -362,10 +353,7 @@ impl Supervisor {
                     self.kill_stuck(owner, process, &session, &stuck);
                     Some(process.ended().await)
                 }
-                () = overdue(process, begin, &running) => {
-                    self.give_up_waiting(process);
-                    Some(process.ended().await)
-                }
+                how = self.overdue(process, begin, &running) => Some(how),
                 never = self.note_fences(&session, died_at) => match never {},
             };
             owner.link.hang_up(&session);

@@ -25,10 +25,14 @@ use crate::model::firmware::{FirmwareActivate, FirmwareInstall, FirmwareSlots};
         (status = "default", description = "Refused", body = ErrorBody),
     )
 )]
-pub(super) async fn firmware(
+pub(super) async fn firmware_slots(
     State(daemon): State<Handle>,
 ) -> Result<Json<FirmwareSlots>, ApiError> {
-    Ok(Json(daemon.ask(|daemon| daemon.firmware_slots()).await?))
+    Ok(Json(
+        daemon
+            .ask(|daemon| daemon.firmware_commands().slots())
+            .await?,
+    ))
 }
 
 /// Verifies a firmware image and stores it in slot 2; then replaces the running engine by one of
@@ -52,7 +56,10 @@ pub(super) async fn firmware_install(
         return Err(ApiError::invalid("the path of an image must be absolute"));
     }
     let act = async move |daemon: Rc<Daemon>| -> Result<String, ApiError> {
-        Ok(daemon.firmware_install(path, !body.at_next_start).await?)
+        Ok(daemon
+            .firmware_commands()
+            .install(path, body.at_next_start)
+            .await?)
     };
     Ok(done(daemon.run(act).await?))
 }
@@ -75,7 +82,8 @@ pub(super) async fn firmware_activate(
 ) -> Result<Json<Done>, ApiError> {
     let act = async move |daemon: Rc<Daemon>| -> Result<String, ApiError> {
         Ok(daemon
-            .firmware_switch(body.slot, !body.at_next_start)
+            .firmware_commands()
+            .activate(body.slot, body.at_next_start)
             .await?)
     };
     Ok(done(daemon.run(act).await?))
@@ -83,13 +91,13 @@ pub(super) async fn firmware_activate(
 
 pub(super) fn routes() -> Router<Handle> {
     Router::new()
-        .route("/v1/firmware", get(firmware))
+        .route("/v1/firmware", get(firmware_slots))
         .route("/v1/firmware/install", post(firmware_install))
         .route("/v1/firmware/activate", post(firmware_activate))
 }
 
 #[derive(OpenApi)]
-#[openapi(paths(firmware, firmware_install, firmware_activate))]
+#[openapi(paths(firmware_slots, firmware_install, firmware_activate))]
 struct Document;
 
 pub(super) fn document() -> utoipa::openapi::OpenApi {
