@@ -28,6 +28,12 @@ for try in $(seq 300); do
     sleep 0.1
 done";
 
+/// The shell function `fb` of [`tape::SERVE`], in another shell.
+const AGAIN: &str = "cd /tmp/forebay
+export LD_LIBRARY_PATH=.
+fb() { ./forebay --socket api.sock \"$@\"; }
+";
+
 /// A partition table with one partition of the rest of the disk (UEFI 2.10, 5.2.1).
 fn partition_table(bytes: u64) -> Result<Vec<u8>> {
     const FIRST: u32 = 2048;
@@ -80,9 +86,6 @@ fn linux_guest_drive_health() -> Result<()> {
             error.context(log.map(|log| log.text).unwrap_or_default())
         })
     };
-    let again = format!(
-        "cd /tmp/forebay\nexport LD_LIBRARY_PATH=.\nfb() {{ ./forebay --socket api.sock \"$@\"; }}\n"
-    );
     inside(&[tape::UNPACK, DRIVES, tape::SERVE, POOL].concat())?;
     let pool: Value = serde_json::from_str(&inside("cat /tmp/forebay/pool.json")?)?;
     let drive = |device: usize| &pool["devices"][device]["drive"];
@@ -122,7 +125,7 @@ fn linux_guest_drive_health() -> Result<()> {
         &json!({ "drive": null, "drive_note": note }),
     )?;
 
-    let status: Value = serde_json::from_str(&inside(&format!("{again}fb status --json"))?)?;
+    let status: Value = serde_json::from_str(&inside(&format!("{AGAIN}fb status --json"))?)?;
     let text =
         format!("the drive /dev/nvme0n1 (QEMU NVMe Ctrl, serial number emulated0) {warning}");
     let text = format!("device block:/dev/nvme0n1: {text}");
@@ -132,9 +135,9 @@ fn linux_guest_drive_health() -> Result<()> {
         warnings.iter().filter(|warning| is_it(warning)).count() == 1,
         "{status:#}"
     );
-    let events = inside(&format!("{again}fb events --json --after 0"))?;
+    let events = inside(&format!("{AGAIN}fb events --json --after 0"))?;
     ensure!(events.matches(&text).count() == 1, "{events}");
-    let shown = inside(&format!("{again}fb pool show"))?;
+    let shown = inside(&format!("{AGAIN}fb pool show"))?;
     ensure!(
         shown.contains("QEMU HARDDISK") && shown.contains("50 C"),
         "{shown}"

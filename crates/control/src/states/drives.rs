@@ -20,7 +20,7 @@ const ASK_EVERY: Duration = Duration::from_secs(60);
 /// After this time without an answer, the drive is reported.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 
-type Answer = Result<(String, health::DriveHealth), NoHealth>;
+type DriveAnswer = Result<(String, health::DriveHealth), NoHealth>;
 
 #[derive(Debug, Default)]
 pub(crate) struct AskedDrive {
@@ -45,7 +45,7 @@ impl AskedDrive {
     }
 
     /// Returns warnings that begin, and warnings that end.
-    fn answered(&mut self, answer: Answer, at_unix_ms: u64) -> [Vec<String>; 2] {
+    fn answered(&mut self, answer: DriveAnswer, at_unix_ms: u64) -> [Vec<String>; 2] {
         let before = self.warnings();
         (self.is_asking, self.is_silent, self.note) = (false, false, None);
         match answer {
@@ -171,7 +171,7 @@ impl DeviceStates {
     async fn ask_drive(
         self: Rc<Self>,
         device: DeviceIndex,
-        ask: impl FnOnce() -> Answer + Send + 'static,
+        ask: impl FnOnce() -> DriveAnswer + Send + 'static,
     ) {
         let silent = || self.note_drive(device, AskedDrive::silent);
         if let Some(answer) = answer_of(ask, ANSWER_LIMIT, silent).await {
@@ -241,7 +241,7 @@ mod tests {
 
     use super::*;
 
-    fn answer(critical_warning: u8) -> Answer {
+    fn answer(critical_warning: u8) -> DriveAnswer {
         let health = health::DriveHealth {
             source: health::DriveSource::Nvme,
             model: "M".to_owned(),
