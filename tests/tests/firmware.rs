@@ -6,8 +6,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use forebay_nvme::opcode::admin;
 use forebay_tests::daemon::{Daemon, program};
 use forebay_tests::lab::{self, Lab, LabOptions, MIB, Noticed};
+use forebay_tests::out_of_band::{self, ALL_RIGHTS, command};
 use forebay_tests::wait;
 use serde_json::Value;
 
@@ -16,7 +18,11 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 fn lab(hosts: u8) -> Result<Lab> {
     let options = LabOptions::volumes(hosts, 64 * MIB);
     let lab = Lab::new(&LabOptions {
-        config: format!("{}[firmware]\nkeys = [\"key.pub\"]\n", options.config),
+        config: format!(
+            "{}[firmware]\nkeys = [\"key.pub\"]\n{}",
+            options.config,
+            out_of_band::table(ALL_RIGHTS, "")
+        ),
         arguments: vec!["--keep-engine".into()],
         ..options
     })?;
@@ -240,6 +246,90 @@ fn firmware_whose_daemon_does_not_start_goes_back() -> Result<()> {
         lab.daemon.processes()?.engine == engine,
         "the engine goes on"
     );
+    let events = lab.events()?;
+    ensure!(events.contains_key("firmware_fell_back"), "{events:?}");
+    finish(lab)
+}
+
+/// The arguments of `forebay mi firmware`.
+fn over_the_wire(daemon: &Daemon, image: &str) -> Vec<String> {
+    let line = out_of_band::socket(daemon).display().to_string();
+    ["mi", "--line", &line, "firmware", image]
+        .map(str::to_owned)
+        .to_vec()
+}
+
+fn as_text(args: &[String]) -> Vec<&str> {
+    args.iter().map(String::as_str).collect()
+}
+
+#[test]
+fn mi_firmware_commit_upgrades_under_load() -> Result<()> {
+    let mut lab = lab(2)?;
+    let (build, version) = other_build(&lab.daemon)?;
+    let image = sign(&lab.daemon, "key", &build)?;
+    let install = over_the_wire(&lab.daemon, &image);
+    lab.during_load(Noticed::Nothing, |daemon, progress| {
+        progress.more("work before the upgrade", 100)?;
+        daemon.cli(&as_text(&install))?;
+        ensure!(engine_version(daemon)? == *version);
+        progress.more("work after the upgrade", 100)?;
+        // An active slot 2 takes the next image.
+        let generation = daemon.processes()?.generation;
+        daemon.cli(&as_text(&install))?;
+        ensure!(daemon.processes()?.generation > generation);
+        progress.more("work after the second upgrade", 100)
+    })?;
+    let mut client = out_of_band::client(&lab.daemon)?;
+    let log = command(admin::GET_LOG_PAGE, 0, 0x03 | 127 << 16, 0);
+    let (_, slots) = client.admin_read(0, log, 512)?;
+    let revision = |at: usize| {
+        String::from_utf8_lossy(&slots[at..at + 8])
+            .trim()
+            .to_owned()
+    };
+    ensure!(slots[0] == 2, "slot 2 runs: {:?}", &slots[..24]);
+    ensure!(revision(8) == VERSION && revision(16) == version);
+    let identify = command(admin::IDENTIFY, 0, 1, 0);
+    let (_, controller) = client.admin_read(0, identify, 4096)?;
+    ensure!(String::from_utf8_lossy(&controller[64..72]).trim() == version);
+    finish(lab)
+}
+
+#[test]
+fn mi_unsigned_image_is_refused() -> Result<()> {
+    let lab = lab(1)?;
+    let daemon = &lab.daemon;
+    let image = sign(daemon, "key", &program())?;
+    let mut unsigned = fs::read(&image)?;
+    let end = unsigned.len();
+    unsigned[end - 64..].fill(0);
+    fs::write(&image, &unsigned)?;
+    let install = over_the_wire(daemon, &image);
+    let said = refusal(daemon, &as_text(&install))?;
+    ensure!(said.contains("invalid firmware image"), "{said}");
+    // The node says why.
+    let audit = daemon
+        .cli(&["events", "--audit", "--since", "2h"])?
+        .to_string();
+    ensure!(audit.contains("it is not signed"), "{audit}");
+    ensure!(next(daemon)? == 1 && daemon.processes()?.generation == 1);
+    finish(lab)
+}
+
+#[test]
+fn mi_bad_image_goes_back() -> Result<()> {
+    let mut lab = lab(2)?;
+    let broken = script(&lab.daemon, "engine*", "exit 7")?;
+    let image = sign(&lab.daemon, "key", &broken)?;
+    let install = over_the_wire(&lab.daemon, &image);
+    lab.during_load(Noticed::Nothing, |daemon, progress| {
+        progress.more("work before the upgrade", 100)?;
+        let said = refusal(daemon, &as_text(&install))?;
+        ensure!(said.contains("firmware activation prohibited"), "{said}");
+        ensure!(engine_version(daemon)? == VERSION && next(daemon)? == 1);
+        progress.more("work after it", 100)
+    })?;
     let events = lab.events()?;
     ensure!(events.contains_key("firmware_fell_back"), "{events:?}");
     finish(lab)

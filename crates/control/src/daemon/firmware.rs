@@ -99,7 +99,12 @@ impl FirmwareCommands {
         let acting = tokio::task::spawn_local(async move {
             let mut done = Vec::new();
             if let Some(image) = image {
-                let next = action == CommitAction::StoreForNextStart;
+                // An active slot 2 can't keep the former image, so the new one is next at once.
+                let next = match action {
+                    CommitAction::StoreForNextStart => true,
+                    CommitAction::Now => self.firmware.next() == Slot::Downloaded,
+                    CommitAction::Store | CommitAction::NextStart => false,
+                };
                 let stored = self.firmware.store(image, next, &self.running()).await?;
                 done.push(format!("firmware slot 2 has version {}", stored.version));
             }
