@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::rc::Rc;
 
 use super::{Daemon, Serving};
-use crate::firmware::{Firmware, FirmwareError, Running, Slot, Source};
+use crate::firmware::{Firmware, FirmwareError, ImageSource, Running, Slot};
 use crate::model::error::ApiError;
 use crate::model::firmware::{FirmwareSlot, FirmwareSlots};
 use crate::supervisor::process;
@@ -59,7 +59,7 @@ impl FirmwareCommands {
             let why = "has the installed program: it is read-only";
             return Err(FirmwareError::InvalidSlot(slot.into(), why));
         }
-        self.act(action, slot, stores.then_some(Source::Download))
+        self.act(action, slot, stores.then_some(ImageSource::Download))
             .await
     }
 
@@ -73,7 +73,7 @@ impl FirmwareCommands {
             true => CommitAction::StoreForNextStart,
             false => CommitAction::Now,
         };
-        self.act(action, Slot::Downloaded, Some(Source::File(path)))
+        self.act(action, Slot::Downloaded, Some(ImageSource::File(path)))
             .await
     }
 
@@ -94,7 +94,7 @@ impl FirmwareCommands {
         self,
         action: CommitAction,
         slot: Slot,
-        image: Option<Source>,
+        image: Option<ImageSource>,
     ) -> Result<String, FirmwareError> {
         let acting = tokio::task::spawn_local(async move {
             let mut done = Vec::new();

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::slots::{Firmware, Record, Slot, image_path, verify};
+use super::slots::{Firmware, Slot, SlotsRecord, image_path, verify};
 use crate::files;
 
 /// Starts of a daemon that may fail in a row.
@@ -71,7 +71,7 @@ pub fn installed(state_dir: &Path, own: PathBuf) -> (PathBuf, Option<String>) {
 #[must_use]
 pub fn follow(state_dir: &Path, keys: &[PathBuf], own: &Path) -> Option<PathBuf> {
     let folder = folder_of(state_dir);
-    let record: Record = files::read_json(&folder.join("slots.json"))
+    let record: SlotsRecord = files::read_json(&folder.join("slots.json"))
         .ok()
         .flatten()?;
     if record.next != Slot::Downloaded || is_slot_2(own, &folder) {

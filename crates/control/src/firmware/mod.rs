@@ -16,4 +16,4 @@ pub(crate) mod tests;
 pub(crate) use error::FirmwareError;
 pub use follow::{can_not_follow, follow, installed};
 pub(crate) use health::{EngineEnd, SERVES_LIMIT};
-pub(crate) use slots::{Firmware, Running, Slot, Source};
+pub(crate) use slots::{Firmware, ImageSource, Running, Slot};

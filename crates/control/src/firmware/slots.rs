@@ -64,7 +64,7 @@ pub(crate) struct FellBack {
 
 /// Kept in `slots.json`.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
-pub(super) struct Record {
+pub(super) struct SlotsRecord {
     pub(super) next: Slot,
     #[serde(default)]
     fell_back: Option<FellBack>,
@@ -95,7 +95,7 @@ impl Identity {
 
 /// Where an image comes from.
 #[derive(Debug)]
-pub(crate) enum Source {
+pub(crate) enum ImageSource {
     /// The pieces that were downloaded.
     Download,
     /// A file of this node.
@@ -115,7 +115,7 @@ pub(crate) struct Firmware {
     installed: PathBuf,
     installed_version: RefCell<Option<String>>,
     keys: Vec<PathBuf>,
-    record: RefCell<Record>,
+    record: RefCell<SlotsRecord>,
     /// Slot 2's.
     image: RefCell<Option<Description>>,
     verified: Cell<Option<Identity>>,
@@ -126,9 +126,9 @@ pub(crate) struct Firmware {
 }
 
 /// Ends with the command.
-struct Command<'a>(&'a Cell<bool>);
+struct CommandGuard<'a>(&'a Cell<bool>);
 
-impl Drop for Command<'_> {
+impl Drop for CommandGuard<'_> {
     fn drop(&mut self) {
         self.0.set(false);
     }
@@ -220,10 +220,10 @@ impl Firmware {
         })
     }
 
-    fn command(&self) -> Result<Command<'_>, FirmwareError> {
+    fn command(&self) -> Result<CommandGuard<'_>, FirmwareError> {
         match self.busy.replace(true) {
             true => Err(FirmwareError::Busy),
-            false => Ok(Command(&self.busy)),
+            false => Ok(CommandGuard(&self.busy)),
         }
     }
 
@@ -264,7 +264,7 @@ impl Firmware {
     /// ends, whether it is valid or not.
     pub(crate) async fn store(
         &self,
-        from: Source,
+        from: ImageSource,
         next: bool,
         running: &Running,
     ) -> Result<Description, FirmwareError> {
@@ -275,11 +275,11 @@ impl Firmware {
         }
         let part = self.part_path();
         let downloaded = match &from {
-            Source::Download => {
+            ImageSource::Download => {
                 let download = self.download.take().ok_or(FirmwareError::NoDownload)?;
                 Some(download.complete()?)
             }
-            Source::File(_) => {
+            ImageSource::File(_) => {
                 self.download.take();
                 self.make_folder()?;
                 None
@@ -289,8 +289,8 @@ impl Firmware {
         let (description, identity) = blocking(move || {
             let stored = match (downloaded, &from) {
                 (Some(file), _) => Ok(file),
-                (None, Source::File(path)) => copy(path, &part),
-                (None, Source::Download) => Err(FirmwareError::NoDownload),
+                (None, ImageSource::File(path)) => copy(path, &part),
+                (None, ImageSource::Download) => Err(FirmwareError::NoDownload),
             };
             let stored = stored.and_then(|file| {
                 let (description, _) = verify(&file, &keys)?;
@@ -340,7 +340,7 @@ impl Firmware {
         self.change(|record| record.next = slot)
     }
 
-    fn change(&self, change: impl FnOnce(&mut Record)) -> Result<(), FirmwareError> {
+    fn change(&self, change: impl FnOnce(&mut SlotsRecord)) -> Result<(), FirmwareError> {
         let mut record = self.record.borrow().clone();
         change(&mut record);
         self.make_folder()?;
@@ -430,7 +430,7 @@ impl Firmware {
             version,
             why: why.to_owned(),
         };
-        let record = Record {
+        let record = SlotsRecord {
             next: Slot::Installed,
             fell_back: Some(fell_back),
         };

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 use super::image::{self, Description, ImageError, tests::key};
 use super::slots::FellBack;
-use super::{Firmware, FirmwareError, Running, Slot, Source};
+use super::{Firmware, FirmwareError, ImageSource, Running, Slot};
 use crate::model::events::EventKind;
 
 fn ours() -> Running {
@@ -53,7 +53,7 @@ fn send(to: &Firmware, image: &[u8]) {
 
 async fn commit(to: &Firmware, image: &[u8], next: bool) -> Result<Description, FirmwareError> {
     send(to, image);
-    to.store(Source::Download, next, &ours()).await
+    to.store(ImageSource::Download, next, &ours()).await
 }
 
 /// Stores a good image.
@@ -90,7 +90,9 @@ fn a_stored_image_is_the_next_program_until_it_falls_back() {
             matches!(next, Err(FirmwareError::InvalidSlot(2, _))),
             "it is active"
         );
-        one.store(Source::Download, true, &ours()).await.unwrap();
+        one.store(ImageSource::Download, true, &ours())
+            .await
+            .unwrap();
         assert_eq!(one.next_program(1).await.0, Slot::Downloaded);
 
         // The next daemon.
@@ -134,13 +136,13 @@ fn refused_images_leave_the_slot_as_it_was() {
             other.contains("3.0") && other.contains("0.0") && other.contains(&formats),
             "{other}"
         );
-        let none = one.store(Source::Download, true, &ours()).await;
+        let none = one.store(ImageSource::Download, true, &ours()).await;
         assert!(
             matches!(none, Err(FirmwareError::NoDownload)),
             "a download ends with its commit"
         );
         one.download(4096, &[0; 4096]).unwrap();
-        let gap = one.store(Source::Download, true, &ours()).await;
+        let gap = one.store(ImageSource::Download, true, &ours()).await;
         assert!(matches!(gap, Err(FirmwareError::Incomplete(0))));
         let unkeyed = Firmware::new(&at, at.join("installed"), Vec::new(), Rc::default());
         let refused = commit(&unkeyed, &image("3.0", &formats, 1), true).await;
@@ -179,12 +181,18 @@ fn a_new_download_begins_with_its_first_piece() {
         ));
         one.download(0, &new[..4096]).unwrap();
         one.download(4096, &new[4096..]).unwrap();
-        let stored = one.store(Source::Download, false, &ours()).await.unwrap();
+        let stored = one
+            .store(ImageSource::Download, false, &ours())
+            .await
+            .unwrap();
         assert_eq!(stored.version, "3.0");
         // From a file of the node.
         let path = at.join("image");
         std::fs::write(&path, image("4.0", &ours().formats, 1)).unwrap();
-        let stored = one.store(Source::File(path), false, &ours()).await.unwrap();
+        let stored = one
+            .store(ImageSource::File(path), false, &ours())
+            .await
+            .unwrap();
         assert_eq!(
             (stored.version, one.has_download()),
             ("4.0".to_owned(), false)

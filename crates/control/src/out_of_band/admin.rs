@@ -12,9 +12,9 @@ use forebay_nvme::mi::{AdminCommand, MiRefusal, MiStatus, vendor};
 use forebay_nvme::opcode::admin;
 use forebay_nvme::{Nqn, Sqe, Status};
 
-use super::answer::Answer;
+use super::answer::CommandAnswer;
 use super::environment::Environment;
-use super::node::{Caller, Node};
+use super::node::{Caller, ManagedNode};
 use super::vendor::is_log;
 use crate::clock::now_unix_ms;
 use crate::config::{Function, Right};
@@ -28,7 +28,7 @@ const NQN_PREFIX: &str = "nqn.2014-08.org.nvmexpress:uuid:";
 /// Controllers that were addressed, by CNTLID: their features and error logs.
 pub(super) type Controllers = Arc<Mutex<BTreeMap<u16, Controller>>>;
 
-impl Node {
+impl ManagedNode {
     /// A function by its number.
     pub(super) fn function(&self, number: u16) -> Option<&Function> {
         self.config
@@ -49,7 +49,7 @@ impl Node {
     }
 
     /// Carries out an Admin command.
-    pub(super) async fn admin(&self, command: &AdminCommand<'_>, caller: &Caller) -> Answer {
+    pub(super) async fn admin(&self, command: &AdminCommand<'_>, caller: &Caller) -> CommandAnswer {
         if !self.has_controller(command.controller) {
             return CONTROLLER_AT.into();
         }
@@ -69,9 +69,9 @@ impl Node {
         }
     }
 
-    async fn set_features(&self, command: &AdminCommand<'_>, caller: &Caller) -> Answer {
+    async fn set_features(&self, command: &AdminCommand<'_>, caller: &Caller) -> CommandAnswer {
         if !self.may(Right::Configuration) {
-            return Answer::status(MiStatus::ACCESS_DENIED);
+            return CommandAnswer::status(MiStatus::ACCESS_DENIED);
         }
         let answer = self.by_controller(command).await;
         let request = format!(
@@ -94,7 +94,7 @@ impl Node {
     }
 
     /// By the controller's state machine.
-    async fn by_controller(&self, command: &AdminCommand<'_>) -> Answer {
+    async fn by_controller(&self, command: &AdminCommand<'_>) -> CommandAnswer {
         let cntlid = command.controller;
         let (sqe, data) = (command.sqe, command.data.to_vec());
         let controllers = self.controllers.clone();
@@ -123,11 +123,13 @@ impl Node {
                     Some(data) => command.part(&data).map(<[u8]>::to_vec),
                     None => Ok(Vec::new()),
                 };
-                part.map_or_else(Answer::from, |data| Answer::admin(status, result, data))
+                part.map_or_else(CommandAnswer::from, |data| {
+                    CommandAnswer::admin(status, result, data)
+                })
             }
-            Ok(Err(status)) => Answer::status(status),
+            Ok(Err(status)) => CommandAnswer::status(status),
             // The daemon stops.
-            Err(_) => Answer::status(MiStatus::INTERNAL_ERROR),
+            Err(_) => CommandAnswer::status(MiStatus::INTERNAL_ERROR),
         }
     }
 }

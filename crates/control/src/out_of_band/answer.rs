@@ -5,7 +5,7 @@ use forebay_nvme::{Cqe, Status};
 
 /// An answer, with its data.
 #[derive(Debug, Clone)]
-pub(super) struct Answer {
+pub(super) struct CommandAnswer {
     kind: Kind,
     /// The line's transmission unit from the next message on, if it changes.
     pub(super) unit_bytes: Option<u16>,
@@ -18,7 +18,7 @@ enum Kind {
     Refused(MiRefusal),
 }
 
-impl From<Kind> for Answer {
+impl From<Kind> for CommandAnswer {
     fn from(kind: Kind) -> Self {
         Self {
             kind,
@@ -27,13 +27,13 @@ impl From<Kind> for Answer {
     }
 }
 
-impl From<MiRefusal> for Answer {
+impl From<MiRefusal> for CommandAnswer {
     fn from(refusal: MiRefusal) -> Self {
         Kind::Refused(refusal).into()
     }
 }
 
-impl Answer {
+impl CommandAnswer {
     /// A refusal without further fields.
     pub(super) fn status(status: MiStatus) -> Self {
         MiRefusal::Status(status).into()

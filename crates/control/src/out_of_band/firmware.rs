@@ -4,21 +4,21 @@ use forebay_nvme::Status;
 use forebay_nvme::management::{self, FirmwareDownload};
 use forebay_nvme::mi::{AdminCommand, MiStatus};
 
-use super::answer::Answer;
-use super::node::{Caller, Node};
+use super::answer::CommandAnswer;
+use super::node::{Caller, ManagedNode};
 use crate::config::Right;
 use crate::daemon::CommitAction;
 use crate::firmware::FirmwareError;
 
-impl Node {
+impl ManagedNode {
     /// Firmware Image Download (Base 2.0, 5.13).
-    pub(super) async fn firmware_download(&self, command: &AdminCommand<'_>) -> Answer {
+    pub(super) async fn firmware_download(&self, command: &AdminCommand<'_>) -> CommandAnswer {
         if !self.may(Right::Firmware) {
-            return Answer::status(MiStatus::ACCESS_DENIED);
+            return CommandAnswer::status(MiStatus::ACCESS_DENIED);
         }
         let piece = match FirmwareDownload::decode(&command.sqe, command.data) {
             Ok(piece) => piece,
-            Err(status) => return Answer::admin(status, 0, Vec::new()),
+            Err(status) => return CommandAnswer::admin(status, 0, Vec::new()),
         };
         let data = command.data.to_vec();
         let done = self
@@ -26,7 +26,7 @@ impl Node {
             .ask(move |daemon| daemon.firmware.download(piece.offset_bytes, &data));
         match done.await {
             Ok(done) => answer(&done),
-            Err(_) => Answer::status(MiStatus::INTERNAL_ERROR),
+            Err(_) => CommandAnswer::status(MiStatus::INTERNAL_ERROR),
         }
     }
 
@@ -35,13 +35,13 @@ impl Node {
         &self,
         command: &AdminCommand<'_>,
         caller: &Caller,
-    ) -> Answer {
+    ) -> CommandAnswer {
         if !self.may(Right::Firmware) {
-            return Answer::status(MiStatus::ACCESS_DENIED);
+            return CommandAnswer::status(MiStatus::ACCESS_DENIED);
         }
         let commit = match management::FirmwareCommit::decode(&command.sqe) {
             Ok(commit) => commit,
-            Err(status) => return Answer::admin(status, 0, Vec::new()),
+            Err(status) => return CommandAnswer::admin(status, 0, Vec::new()),
         };
         let slot = commit.slot;
         let action = match commit.action {
@@ -55,7 +55,7 @@ impl Node {
         });
         let done = match done.await {
             Ok(done) => done,
-            Err(_) => return Answer::status(MiStatus::INTERNAL_ERROR),
+            Err(_) => return CommandAnswer::status(MiStatus::INTERNAL_ERROR),
         };
         let request = format!("Firmware Commit: slot {slot}, {action:?}");
         let result = match &done {
@@ -69,7 +69,7 @@ impl Node {
     }
 }
 
-fn answer(done: &Result<(), FirmwareError>) -> Answer {
+fn answer(done: &Result<(), FirmwareError>) -> CommandAnswer {
     let status = match done {
         Ok(()) => Status::SUCCESS,
         Err(error) => {
@@ -91,5 +91,5 @@ fn answer(done: &Result<(), FirmwareError>) -> Answer {
             }
         }
     };
-    Answer::admin(status, 0, Vec::new())
+    CommandAnswer::admin(status, 0, Vec::new())
 }

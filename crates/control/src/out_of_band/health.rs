@@ -79,13 +79,13 @@ impl NodeHealth {
         }
     }
 
-    fn controllers(&self) -> impl Iterator<Item = (u16, Seen)> {
+    fn controllers(&self) -> impl Iterator<Item = (u16, SeenHealth)> {
         // The management controller answers even without an engine.
         let all = [(MANAGEMENT, true)]
             .into_iter()
             .chain(self.functions.iter().copied());
         all.map(|(cntlid, is_ready)| {
-            let seen = Seen {
+            let seen = SeenHealth {
                 is_ready,
                 namespaces: self.namespaces,
                 firmware: self.firmware,
@@ -101,7 +101,7 @@ impl NodeHealth {
 
 /// A controller's health at a poll.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Seen {
+struct SeenHealth {
     is_ready: bool,
     namespaces: u64,
     firmware: u64,
@@ -111,7 +111,7 @@ struct Seen {
     critical_warning: u8,
 }
 
-impl Seen {
+impl SeenHealth {
     /// Bits of [`change`].
     fn changes_since(&self, before: &Self) -> u16 {
         let bit = |differs: bool, bits: u16| if differs { bits } else { 0 };
@@ -138,7 +138,7 @@ impl Seen {
 
 #[derive(Debug, Clone, Copy)]
 struct Controller {
-    seen: Seen,
+    seen: SeenHealth,
     /// Changes since its entry was cleared.
     changes: u16,
 }

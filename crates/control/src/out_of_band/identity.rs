@@ -12,31 +12,31 @@ use crate::files;
 const FILE: &str = "endpoint.json";
 
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
-struct Record {
+struct IdentityRecord {
     uuid: Uuid,
     eid: u8,
 }
 
 /// UUID and EID, the same on every line.
 #[derive(Debug)]
-pub(super) struct Identity {
+pub(super) struct EndpointIdentity {
     path: PathBuf,
     pub(super) uuid: Uuid,
     eid: Cell<u8>,
 }
 
-impl Identity {
+impl EndpointIdentity {
     /// Reads the identity, or makes one.
     pub(super) fn load(state_dir: &Path) -> io::Result<Self> {
         let path = state_dir.join(FILE);
-        let known = files::read_json::<Record>(&path).or_else(|error| {
+        let known = files::read_json::<IdentityRecord>(&path).or_else(|error| {
             tracing::warn!(%error, "the endpoint gets a new identity; the file is kept as {FILE}.damaged");
             files::set_aside(&path).map(|()| None)
         })?;
         let record = match known {
             Some(record) => record,
             None => {
-                let record = Record {
+                let record = IdentityRecord {
                     uuid: Uuid::new_v4(),
                     eid: forebay_mctp::EID_NULL,
                 };
@@ -59,7 +59,7 @@ impl Identity {
     pub(super) async fn set_eid(&self, eid: u8) {
         self.eid.set(eid);
         let (path, uuid) = (self.path.clone(), self.uuid);
-        let write = move || files::write_json(&path, &Record { uuid, eid }, true);
+        let write = move || files::write_json(&path, &IdentityRecord { uuid, eid }, true);
         let written = tokio::task::spawn_blocking(write);
         match tokio::time::timeout(super::FILE_LIMIT, written).await {
             Ok(Ok(Ok(()))) => {}
@@ -85,13 +85,13 @@ mod tests {
             .enable_all()
             .build()
             .unwrap();
-        let first = Identity::load(folder.path()).unwrap();
+        let first = EndpointIdentity::load(folder.path()).unwrap();
         assert_eq!(first.eid(), 0);
         runtime.block_on(first.set_eid(9));
-        let second = Identity::load(folder.path()).unwrap();
+        let second = EndpointIdentity::load(folder.path()).unwrap();
         assert_eq!((second.uuid, second.eid()), (first.uuid, 9));
         std::fs::write(folder.path().join(FILE), "{").unwrap();
-        let third = Identity::load(folder.path()).unwrap();
+        let third = EndpointIdentity::load(folder.path()).unwrap();
         assert_ne!(third.uuid, first.uuid);
         assert!(folder.path().join("endpoint.json.damaged").exists());
     }

@@ -10,9 +10,9 @@ use zerocopy::little_endian::{U16, U32};
 use zerocopy::{FromZeros, IntoBytes};
 
 use super::MANAGEMENT;
-use super::answer::Answer;
+use super::answer::CommandAnswer;
 use super::health::NodeHealth;
-use super::node::{Caller, Node};
+use super::node::{Caller, ManagedNode};
 use super::vpd::{self, VPD_BYTES};
 use crate::config::Right;
 
@@ -37,33 +37,33 @@ const COMMANDS: [u8; 6] = [0x00, 0x01, 0x02, 0x03, 0x04, 0x05];
 const MANAGEMENT_INTERFACE: u8 = 1;
 const ADMIN: u8 = 2;
 
-impl Node {
+impl ManagedNode {
     /// Carries out a command of the Management Interface.
-    pub(super) async fn command(&self, command: MiCommand<'_>, caller: &Caller) -> Answer {
+    pub(super) async fn command(&self, command: MiCommand<'_>, caller: &Caller) -> CommandAnswer {
         match command {
             MiCommand::ReadDataStructure(structure) => self.data_structure(structure),
             MiCommand::SubsystemHealth { clear } => match self.health().await {
                 Some(node) => {
                     let health = self.changes.borrow_mut().subsystem(&node, clear);
-                    Answer::command(0, health.as_bytes())
+                    CommandAnswer::command(0, health.as_bytes())
                 }
-                None => Answer::status(MiStatus::INTERNAL_ERROR),
+                None => CommandAnswer::status(MiStatus::INTERNAL_ERROR),
             },
             MiCommand::ControllerHealth(poll) => match self.health().await {
                 Some(node) => {
                     let entries = self.changes.borrow_mut().controllers(&node, &poll);
                     let count = entries.len() as u32;
-                    Answer::command(count << 16, entries.as_bytes())
+                    CommandAnswer::command(count << 16, entries.as_bytes())
                 }
-                None => Answer::status(MiStatus::INTERNAL_ERROR),
+                None => CommandAnswer::status(MiStatus::INTERNAL_ERROR),
             },
             MiCommand::SetConfiguration(settings) => self.set_configuration(settings, caller).await,
             MiCommand::GetConfiguration(which) => get_configuration(which, caller),
             MiCommand::ReadVpd { offset, bytes } => self.read_vpd(offset, bytes),
             // The data describes this program.
-            MiCommand::WriteVpd { .. } => Answer::status(MiStatus::ACCESS_DENIED),
+            MiCommand::WriteVpd { .. } => CommandAnswer::status(MiStatus::ACCESS_DENIED),
             // A reset would take the disks away from every tenant.
-            MiCommand::Reset => Answer::status(MiStatus::ACCESS_DENIED),
+            MiCommand::Reset => CommandAnswer::status(MiStatus::ACCESS_DENIED),
         }
     }
 
@@ -85,7 +85,7 @@ impl Node {
             .collect()
     }
 
-    fn data_structure(&self, structure: DataStructure) -> Answer {
+    fn data_structure(&self, structure: DataStructure) -> CommandAnswer {
         let data = match structure {
             DataStructure::Subsystem => {
                 let mut subsystem = SubsystemInformation::new_zeroed();
@@ -126,14 +126,18 @@ impl Node {
             DataStructure::BufferCommands => 0u16.to_le_bytes().to_vec(),
         };
         // A list of all possible controllers or commands is much shorter.
-        Answer::command(data.len() as u32 & 0xFFFF, data)
+        CommandAnswer::command(data.len() as u32 & 0xFFFF, data)
     }
 
     pub(super) fn has_controller(&self, cntlid: u16) -> bool {
         cntlid == MANAGEMENT || self.function(cntlid).is_some()
     }
 
-    async fn set_configuration(&self, settings: SetConfiguration, caller: &Caller) -> Answer {
+    async fn set_configuration(
+        &self,
+        settings: SetConfiguration,
+        caller: &Caller,
+    ) -> CommandAnswer {
         let text = match settings {
             SetConfiguration::SmbusFrequency { port, .. }
             | SetConfiguration::TransmissionUnit { port, .. }
@@ -156,9 +160,9 @@ impl Node {
             }
         };
         if !self.may(Right::Configuration) {
-            return Answer::status(MiStatus::ACCESS_DENIED);
+            return CommandAnswer::status(MiStatus::ACCESS_DENIED);
         }
-        let mut answer = Answer::command(0, []);
+        let mut answer = CommandAnswer::command(0, []);
         match settings {
             SetConfiguration::HealthStatusChange { clear } => {
                 self.changes.borrow_mut().clear(clear);
@@ -178,14 +182,14 @@ impl Node {
         answer
     }
 
-    fn read_vpd(&self, offset: u16, bytes: u16) -> Answer {
+    fn read_vpd(&self, offset: u16, bytes: u16) -> CommandAnswer {
         let image = vpd::image(&self.version, self.identity.uuid);
         let (from, bytes) = (usize::from(offset), usize::from(bytes));
         if from > VPD_BYTES {
             return OFFSET_AT.into();
         }
         match image.get(from..from + bytes) {
-            Some(part) => Answer::command(0, part),
+            Some(part) => CommandAnswer::command(0, part),
             None => LENGTH_AT.into(),
         }
     }
@@ -201,15 +205,17 @@ fn optional_commands(cntlid: u16) -> Vec<u8> {
     list
 }
 
-fn get_configuration(which: GetConfiguration, caller: &Caller) -> Answer {
+fn get_configuration(which: GetConfiguration, caller: &Caller) -> CommandAnswer {
     match which {
         GetConfiguration::SmbusFrequency { port } | GetConfiguration::TransmissionUnit { port }
             if port != PORT =>
         {
             PORT_AT.into()
         }
-        GetConfiguration::SmbusFrequency { .. } => Answer::command(FREQUENCY.into(), []),
-        GetConfiguration::HealthStatusChange => Answer::command(0, []),
-        GetConfiguration::TransmissionUnit { .. } => Answer::command(caller.unit_bytes.into(), []),
+        GetConfiguration::SmbusFrequency { .. } => CommandAnswer::command(FREQUENCY.into(), []),
+        GetConfiguration::HealthStatusChange => CommandAnswer::command(0, []),
+        GetConfiguration::TransmissionUnit { .. } => {
+            CommandAnswer::command(caller.unit_bytes.into(), [])
+        }
     }
 }

@@ -14,10 +14,10 @@ use forebay_nvme::mi::{MiResponse, MiStatus, MiTicket};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
-use super::answer::Answer;
-use super::node::{Caller, Node};
+use super::answer::CommandAnswer;
+use super::node::{Caller, ManagedNode};
 use super::requesters::{REQUESTERS, Requesters};
-use super::wire::Wire;
+use super::wire::SerialWire;
 use super::{COMMAND_LIMIT, WRITE_LIMIT};
 
 static TYPES: &[MessageType] = &[NVME_MI];
@@ -29,15 +29,15 @@ const UNSENT_BYTES: usize = 32 << 10;
 const UNIT_BYTES: usize = forebay_mctp::BASELINE_UNIT_BYTES;
 
 /// A command that was carried out.
-struct Done {
+struct Executed {
     eid: u8,
     ticket: MiTicket,
-    answer: Answer,
+    answer: CommandAnswer,
 }
 
-struct Line {
+struct LineTask {
     name: Rc<str>,
-    node: Rc<Node>,
+    node: Rc<ManagedNode>,
     began: Instant,
     decoder: Decoder,
     endpoint: Endpoint,
@@ -46,14 +46,18 @@ struct Line {
     outgoing: Vec<u8>,
     /// Set while `outgoing` is not empty: its next byte must be written by then.
     stalls_at: Option<Instant>,
-    done: mpsc::Sender<Done>,
+    done: mpsc::Sender<Executed>,
 }
 
 /// Serves a line until its end. `Ok` is the end of a connection.
 ///
 /// # Errors
 /// The line fails, or its peer does not read.
-pub(super) async fn serve(wire: Wire, name: Rc<str>, node: Rc<Node>) -> io::Result<()> {
+pub(super) async fn serve(
+    wire: SerialWire,
+    name: Rc<str>,
+    node: Rc<ManagedNode>,
+) -> io::Result<()> {
     // Every command slot of every requester.
     let (done, mut ended) = mpsc::channel(2 * REQUESTERS);
     let config = EndpointConfig {
@@ -63,7 +67,7 @@ pub(super) async fn serve(wire: Wire, name: Rc<str>, node: Rc<Node>) -> io::Resu
         types: TYPES,
         unit_bytes: UNIT_BYTES,
     };
-    let mut line = Line {
+    let mut line = LineTask {
         name,
         node,
         began: Instant::now(),
@@ -102,7 +106,7 @@ pub(super) async fn serve(wire: Wire, name: Rc<str>, node: Rc<Node>) -> io::Resu
     }
 }
 
-impl Line {
+impl LineTask {
     fn next_due(&self) -> Option<Instant> {
         let due = self.requesters.next_due();
         due.into_iter().chain(self.stalls_at).min()
@@ -117,7 +121,7 @@ impl Line {
                 Received::Fragment => {}
                 Received::Dropped(reason) => {
                     tracing::debug!(line = &*self.name, ?reason, "dropped an MCTP packet");
-                    self.node.counts.note_drop();
+                    self.node.note_drop();
                 }
                 Received::Message(message) => self.command(message),
                 Received::Control(answer) => {
@@ -153,7 +157,7 @@ impl Line {
         };
         if !from.owner {
             // A response: this endpoint sends no requests.
-            self.node.counts.note_drop();
+            self.node.note_drop();
             return;
         }
         let Some(requester) = self.requesters.get(from.eid, now) else {
@@ -162,13 +166,13 @@ impl Line {
                 eid = from.eid,
                 "too many requesters have commands"
             );
-            self.node.counts.note_drop();
+            self.node.note_drop();
             return;
         };
         let step = requester.responder.receive(from, &message.bytes);
         if let Some(reason) = step.dropped {
             tracing::debug!(line = &*self.name, ?reason, "dropped an NVMe-MI message");
-            self.node.counts.note_drop();
+            self.node.note_drop();
         }
         if let Some(ticket) = step.abandoned {
             requester.ended(ticket);
@@ -200,11 +204,11 @@ impl Line {
             let answer = tokio::time::timeout(COMMAND_LIMIT, execution).await;
             let answer = match answer {
                 Ok(Ok(answer)) => answer,
-                _ => Answer::status(MiStatus::INTERNAL_ERROR),
+                _ => CommandAnswer::status(MiStatus::INTERNAL_ERROR),
             };
             // Fails if the line is gone.
             let _ = done
-                .send(Done {
+                .send(Executed {
                     eid,
                     ticket,
                     answer,
@@ -213,7 +217,7 @@ impl Line {
         });
     }
 
-    fn ended(&mut self, done: &Done) {
+    fn ended(&mut self, done: &Executed) {
         let now = Instant::now();
         let Some(requester) = self.requesters.get(done.eid, now) else {
             return;

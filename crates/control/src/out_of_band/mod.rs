@@ -5,7 +5,7 @@
 //! controllers; volumes are its namespaces.
 //!
 //! A line (`line`) turns bytes into messages and keeps the command slots of its requesters. Commands
-//! run beside it, on the `Node` that all lines share: those of the Management Interface (`interface`,
+//! run beside it, on the `ManagedNode` that all lines share: those of the Management Interface (`interface`,
 //! `health`, `vpd`), and Admin commands (`admin`, `environment`,
 //! `namespaces`, `firmware`, `vendor`).
 
@@ -36,9 +36,9 @@ mod vendor;
 mod vpd;
 mod wire;
 
-use identity::Identity;
-use node::Node;
-use wire::{Listener, Wire};
+use identity::EndpointIdentity;
+use node::ManagedNode;
+use wire::{SerialWire, WireListener};
 
 /// The CNTLID of the controller that manages the subsystem.
 const MANAGEMENT: u16 = 0;
@@ -60,7 +60,7 @@ pub(crate) async fn serve(
     daemon: Handle,
 ) -> Infallible {
     let identity = loop {
-        match Identity::load(&state_dir) {
+        match EndpointIdentity::load(&state_dir) {
             Ok(identity) => break identity,
             Err(error) => {
                 note(&daemon, Err(error)).await;
@@ -69,16 +69,16 @@ pub(crate) async fn serve(
         }
     };
     let serial = config.serial.clone();
-    let node = Rc::new(Node::new(config, identity, version, daemon));
+    let node = Rc::new(ManagedNode::new(config, identity, version, daemon));
     loop {
         let Err(error) = match &serial {
-            Serial::Socket(path) => match Listener::bind(path) {
+            Serial::Socket(path) => match WireListener::bind(path) {
                 Ok(listener) => listen(listener, &node).await,
                 Err(error) => Err(error),
             },
             Serial::Terminal { path, baud } => {
                 one(
-                    Wire::terminal(path, *baud),
+                    SerialWire::terminal(path, *baud),
                     path.display().to_string(),
                     &node,
                 )
@@ -86,7 +86,7 @@ pub(crate) async fn serve(
             }
             Serial::Pseudoterminal(path) => {
                 one(
-                    Wire::pseudoterminal(path),
+                    SerialWire::pseudoterminal(path),
                     path.display().to_string(),
                     &node,
                 )
@@ -107,14 +107,18 @@ async fn note(daemon: &Handle, trouble: io::Result<()>) {
 }
 
 /// Serves a line that is not a connection.
-async fn one(wire: io::Result<Wire>, name: String, node: &Rc<Node>) -> io::Result<Infallible> {
+async fn one(
+    wire: io::Result<SerialWire>,
+    name: String,
+    node: &Rc<ManagedNode>,
+) -> io::Result<Infallible> {
     let wire = wire?;
     note(&node.daemon, Ok(())).await;
     line::serve(wire, name.into(), node.clone()).await?;
     Err(io::ErrorKind::UnexpectedEof.into())
 }
 
-async fn listen(listener: Listener, node: &Rc<Node>) -> io::Result<Infallible> {
+async fn listen(listener: WireListener, node: &Rc<ManagedNode>) -> io::Result<Infallible> {
     note(&node.daemon, Ok(())).await;
     let mut lines = JoinSet::new();
     let mut number = 0u64;
@@ -130,7 +134,7 @@ async fn listen(listener: Listener, node: &Rc<Node>) -> io::Result<Infallible> {
                 let name: Rc<str> = format!("connection {number}").into();
                 let node = node.clone();
                 lines.spawn_local(async move {
-                    if let Err(error) = line::serve(Wire::Socket(stream), name.clone(), node).await {
+                    if let Err(error) = line::serve(SerialWire::Socket(stream), name.clone(), node).await {
                         tracing::info!(line = &*name, %error, "an out-of-band connection ended");
                     }
                 });

@@ -9,9 +9,9 @@ use forebay_nvme::mi::{AdminCommand, MiStatus};
 use forebay_nvme::{NSID_ALL, Status};
 use forebay_xlate::VolumeId;
 
-use super::answer::Answer;
+use super::answer::CommandAnswer;
 use super::environment::nsid_of;
-use super::node::{Caller, Node};
+use super::node::{Caller, ManagedNode};
 use crate::base::show::tenant_name;
 use crate::config::{Function, Right};
 use crate::model::ExportCreate;
@@ -50,15 +50,15 @@ fn functions_of(owner: &Owner, nsid: u32) -> Vec<(u16, u64)> {
     own.map(|(number, export)| (number, export.id.0)).collect()
 }
 
-impl Node {
+impl ManagedNode {
     /// Namespace Management (Base 2.0, 5.23).
     pub(super) async fn namespace_management(
         &self,
         command: &AdminCommand<'_>,
         caller: &Caller,
-    ) -> Answer {
+    ) -> CommandAnswer {
         if !self.may(Right::Namespaces) {
-            return Answer::status(MiStatus::ACCESS_DENIED);
+            return CommandAnswer::status(MiStatus::ACCESS_DENIED);
         }
         match NamespaceManagement::decode(&command.sqe, command.data) {
             Ok(NamespaceManagement::Create(new)) => {
@@ -78,7 +78,7 @@ impl Node {
             }
             Ok(NamespaceManagement::Delete { nsid: NSID_ALL }) => {
                 // Every tenant's volumes.
-                Answer::admin(Status::INVALID_FIELD.with_dnr(), 0, Vec::new())
+                CommandAnswer::admin(Status::INVALID_FIELD.with_dnr(), 0, Vec::new())
             }
             Ok(NamespaceManagement::Delete { nsid }) => {
                 let request = format!("Namespace Management, delete: namespace {nsid}");
@@ -89,7 +89,7 @@ impl Node {
                 self.changed(deleted.as_ref().ok().map(|()| nsid));
                 answer(deleted.map(|()| 0), Status::INVALID_NAMESPACE_OR_FORMAT)
             }
-            Err(status) => Answer::admin(status, 0, Vec::new()),
+            Err(status) => CommandAnswer::admin(status, 0, Vec::new()),
         }
     }
 
@@ -98,13 +98,13 @@ impl Node {
         &self,
         command: &AdminCommand<'_>,
         caller: &Caller,
-    ) -> Answer {
+    ) -> CommandAnswer {
         if !self.may(Right::Namespaces) {
-            return Answer::status(MiStatus::ACCESS_DENIED);
+            return CommandAnswer::status(MiStatus::ACCESS_DENIED);
         }
         let attachment = match NamespaceAttachment::decode(&command.sqe, command.data) {
             Ok(attachment) => attachment,
-            Err(status) => return Answer::admin(status, 0, Vec::new()),
+            Err(status) => return CommandAnswer::admin(status, 0, Vec::new()),
         };
         let functions: Option<Vec<&Function>> = attachment
             .controllers
@@ -113,7 +113,7 @@ impl Node {
             .collect();
         // A disk's host sees one namespace, so several functions need several exports.
         let Some(functions) = functions else {
-            return Answer::admin(Status::CONTROLLER_LIST_INVALID, 0, Vec::new());
+            return CommandAnswer::admin(Status::CONTROLLER_LIST_INVALID, 0, Vec::new());
         };
         let nsid = attachment.nsid;
         let mut done = Ok(());
@@ -145,18 +145,22 @@ impl Node {
     }
 
     /// Format NVM (Base 2.0, 5.14) of one namespace. It always erases.
-    pub(super) async fn format(&self, command: &AdminCommand<'_>, caller: &Caller) -> Answer {
+    pub(super) async fn format(
+        &self,
+        command: &AdminCommand<'_>,
+        caller: &Caller,
+    ) -> CommandAnswer {
         if !self.may(Right::Format) {
-            return Answer::status(MiStatus::ACCESS_DENIED);
+            return CommandAnswer::status(MiStatus::ACCESS_DENIED);
         }
         let format = match FormatNvm::decode(&command.sqe) {
             Ok(format) => format,
-            Err(status) => return Answer::admin(status, 0, Vec::new()),
+            Err(status) => return CommandAnswer::admin(status, 0, Vec::new()),
         };
         let nsid = format.nsid;
         if nsid == NSID_ALL {
             // It would erase every tenant.
-            return Answer::admin(Status::INVALID_FIELD.with_dnr(), 0, Vec::new());
+            return CommandAnswer::admin(Status::INVALID_FIELD.with_dnr(), 0, Vec::new());
         }
         let request = format!("Format NVM: namespace {nsid}");
         let erased = self.daemon.change(move |owner| async move {
@@ -265,9 +269,9 @@ async fn delete_export(owner: &Rc<Owner>, named: &Named, export: u64) -> Result<
 }
 
 /// `conflict`: the status if the state does not fit.
-pub(super) fn answer(done: Result<u64, ApiError>, conflict: Status) -> Answer {
+pub(super) fn answer(done: Result<u64, ApiError>, conflict: Status) -> CommandAnswer {
     match done {
-        Ok(result) => Answer::admin(Status::SUCCESS, result, Vec::new()),
+        Ok(result) => CommandAnswer::admin(Status::SUCCESS, result, Vec::new()),
         Err(error) => {
             let status = match error.kind {
                 ErrorKind::NotFound => Status::INVALID_NAMESPACE_OR_FORMAT,
@@ -281,7 +285,7 @@ pub(super) fn answer(done: Result<u64, ApiError>, conflict: Status) -> Answer {
                 ErrorKind::Damaged | ErrorKind::Internal => Status::INTERNAL_ERROR,
             };
             tracing::warn!(%error, "an out-of-band command was refused");
-            Answer::admin(status, 0, Vec::new())
+            CommandAnswer::admin(status, 0, Vec::new())
         }
     }
 }

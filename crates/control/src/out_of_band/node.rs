@@ -7,9 +7,9 @@ use std::time::Duration;
 use forebay_nvme::mi::{MiRequest, MiStatus, open};
 
 use super::admin::Controllers;
-use super::answer::Answer;
+use super::answer::CommandAnswer;
 use super::health::Changes;
-use super::identity::Identity;
+use super::identity::EndpointIdentity;
 use crate::config::{OutOfBand, Right};
 use crate::daemon::Handle;
 use crate::model::error::ApiError;
@@ -30,33 +30,22 @@ pub(super) struct Caller {
     pub(super) unit_bytes: u16,
 }
 
-/// Counts since the daemon started.
-#[derive(Debug, Default)]
-pub(super) struct Counts {
-    drops: Cell<u64>,
-}
-
-impl Counts {
-    pub(super) fn note_drop(&self) {
-        self.drops.set(self.drops.get().wrapping_add(1));
-    }
-}
-
-pub(super) struct Node {
+pub(super) struct ManagedNode {
     pub(super) config: OutOfBand,
-    pub(super) identity: Identity,
+    pub(super) identity: EndpointIdentity,
     pub(super) daemon: Handle,
-    pub(super) counts: Counts,
+    /// Packets and messages that were dropped since the daemon started.
+    drops: Cell<u64>,
     pub(super) changes: RefCell<Changes>,
     pub(super) controllers: Controllers,
     /// The daemon's version.
     pub(super) version: String,
 }
 
-impl Node {
+impl ManagedNode {
     pub(super) fn new(
         config: OutOfBand,
-        identity: Identity,
+        identity: EndpointIdentity,
         version: String,
         daemon: Handle,
     ) -> Self {
@@ -64,23 +53,27 @@ impl Node {
             config,
             identity,
             daemon,
-            counts: Counts::default(),
+            drops: Cell::new(0),
             changes: RefCell::default(),
             controllers: Controllers::default(),
             version,
         }
     }
 
+    pub(super) fn note_drop(&self) {
+        self.drops.set(self.drops.get().wrapping_add(1));
+    }
+
     /// Carries out a request that a command slot has accepted.
-    pub(super) async fn execute(&self, message: &[u8], caller: &Caller) -> Answer {
+    pub(super) async fn execute(&self, message: &[u8], caller: &Caller) -> CommandAnswer {
         let Ok((header, body)) = open(message) else {
-            return Answer::status(MiStatus::INTERNAL_ERROR);
+            return CommandAnswer::status(MiStatus::INTERNAL_ERROR);
         };
         match MiRequest::decode(&header, body) {
             Ok(MiRequest::Command(command)) => self.command(command, caller).await,
             Ok(MiRequest::Admin(command)) => self.admin(&command, caller).await,
             // Command slots answer these themselves.
-            Ok(MiRequest::Control(..)) => Answer::status(MiStatus::INVALID_OPCODE),
+            Ok(MiRequest::Control(..)) => CommandAnswer::status(MiStatus::INVALID_OPCODE),
             Err(refusal) => refusal.into(),
         }
     }

@@ -10,9 +10,9 @@ use forebay_xlate::VolumeId;
 use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-use super::answer::Answer;
+use super::answer::CommandAnswer;
 use super::namespaces::{answer, find, no_namespace};
-use super::node::{Caller, Node};
+use super::node::{Caller, ManagedNode};
 use crate::config::Right;
 use crate::model::error::ApiError;
 use crate::model::scheduling::{BudgetChange, BudgetParts};
@@ -29,16 +29,16 @@ pub(super) fn is_log(lid: u8) -> bool {
     vendor::LOGS.contains(&lid)
 }
 
-impl Node {
+impl ManagedNode {
     /// Get Log Page of a page of ours.
-    pub(super) async fn vendor_log(&self, command: &AdminCommand<'_>) -> Answer {
+    pub(super) async fn vendor_log(&self, command: &AdminCommand<'_>) -> CommandAnswer {
         let sqe = command.sqe;
         let lid = sqe.cdw(10) as u8;
         let dwords = u64::from(sqe.cdw(10) >> 16) | u64::from(sqe.cdw(11) & 0xFFFF) << 16;
         let offset = u64::from(sqe.cdw(12)) | u64::from(sqe.cdw(13)) << 32;
         let bytes = usize::try_from((dwords + 1) * 4).unwrap_or(usize::MAX);
         if bytes > PAGE_BYTES_MAX {
-            return Answer::admin(Status::INVALID_FIELD.with_dnr(), 0, Vec::new());
+            return CommandAnswer::admin(Status::INVALID_FIELD.with_dnr(), 0, Vec::new());
         }
         let nsid = sqe.nsid();
         let page = self.daemon.read(move |owner| match lid {
@@ -54,28 +54,32 @@ impl Node {
             .ok()
             .and_then(|offset| page.get(offset..));
         let Some(rest) = rest else {
-            return Answer::admin(Status::INVALID_FIELD.with_dnr(), 0, Vec::new());
+            return CommandAnswer::admin(Status::INVALID_FIELD.with_dnr(), 0, Vec::new());
         };
         // Bytes past the end are zeros.
         let mut data = vec![0; bytes];
         let length = rest.len().min(bytes);
         data[..length].copy_from_slice(&rest[..length]);
         match command.part(&data) {
-            Ok(part) => Answer::admin(Status::SUCCESS, 0, part.to_vec()),
+            Ok(part) => CommandAnswer::admin(Status::SUCCESS, 0, part.to_vec()),
             Err(refusal) => refusal.into(),
         }
     }
 
     /// Sets a namespace's budget.
-    pub(super) async fn set_budget(&self, command: &AdminCommand<'_>, caller: &Caller) -> Answer {
+    pub(super) async fn set_budget(
+        &self,
+        command: &AdminCommand<'_>,
+        caller: &Caller,
+    ) -> CommandAnswer {
         if !self.may(Right::Budgets) {
-            return Answer::status(MiStatus::ACCESS_DENIED);
+            return CommandAnswer::status(MiStatus::ACCESS_DENIED);
         }
         let Ok(budget) = vendor::NamespaceBudget::read_from_bytes(command.data) else {
-            return Answer::status(MiStatus::INVALID_INPUT_SIZE);
+            return CommandAnswer::status(MiStatus::INVALID_INPUT_SIZE);
         };
         if budget.version.get() != vendor::VERSION {
-            return Answer::admin(Status::INVALID_FIELD.with_dnr(), 0, Vec::new());
+            return CommandAnswer::admin(Status::INVALID_FIELD.with_dnr(), 0, Vec::new());
         }
         let value = |field: U64| (field != NONE).then(|| field.get());
         let stated = Stated {
@@ -119,16 +123,20 @@ impl Node {
     }
 
     /// Adds a device to the pool.
-    pub(super) async fn add_device(&self, command: &AdminCommand<'_>, caller: &Caller) -> Answer {
+    pub(super) async fn add_device(
+        &self,
+        command: &AdminCommand<'_>,
+        caller: &Caller,
+    ) -> CommandAnswer {
         if !self.may(Right::Devices) {
-            return Answer::status(MiStatus::ACCESS_DENIED);
+            return CommandAnswer::status(MiStatus::ACCESS_DENIED);
         }
         let Ok(device) = vendor::AddDevice::ref_from_bytes(command.data) else {
-            return Answer::status(MiStatus::INVALID_INPUT_SIZE);
+            return CommandAnswer::status(MiStatus::INVALID_INPUT_SIZE);
         };
         let spec = match text_of(&device.specification) {
             Some(spec) if !spec.is_empty() => spec.to_owned(),
-            _ => return Answer::admin(Status::INVALID_FIELD.with_dnr(), 0, Vec::new()),
+            _ => return CommandAnswer::admin(Status::INVALID_FIELD.with_dnr(), 0, Vec::new()),
         };
         let request = format!("Add Device: {spec}");
         let added = self.daemon.change_with(|daemon, owner| async move {

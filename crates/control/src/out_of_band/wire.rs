@@ -21,23 +21,23 @@ const SOCKET_PATH_BYTES: usize = 108;
 
 /// A line.
 #[derive(Debug)]
-pub(super) enum Wire {
+pub(super) enum SerialWire {
     Socket(UnixStream),
     Terminal {
         fd: AsyncFd<OwnedFd>,
         /// What lives as long as the line.
-        _kept: Kept,
+        _kept: OtherEnd,
     },
 }
 
 /// A pseudoterminal's other end stays open, so that a client may close and open it.
 #[derive(Debug)]
-pub(super) enum Kept {
+pub(super) enum OtherEnd {
     Nothing,
     Pseudoterminal { _device: OwnedFd, link: PathBuf },
 }
 
-impl Drop for Kept {
+impl Drop for OtherEnd {
     fn drop(&mut self) {
         if let Self::Pseudoterminal { link, .. } = self {
             let _ = std::fs::remove_file(link);
@@ -50,7 +50,7 @@ fn named(what: &str, path: &Path, error: impl Into<io::Error>) -> io::Error {
     io::Error::new(error.kind(), format!("{what} {}: {error}", path.display()))
 }
 
-impl Wire {
+impl SerialWire {
     /// Opens a terminal device for raw bytes.
     pub(super) fn terminal(path: &Path, baud: u32) -> io::Result<Self> {
         let open = || -> rustix::io::Result<OwnedFd> {
@@ -63,7 +63,7 @@ impl Wire {
         let fd = open().map_err(|error| named("can't use the terminal", path, error))?;
         Ok(Self::Terminal {
             fd: watch(fd, Interest::READABLE | Interest::WRITABLE)?,
-            _kept: Kept::Nothing,
+            _kept: OtherEnd::Nothing,
         })
     }
 
@@ -90,7 +90,7 @@ impl Wire {
         };
         let (fd, device) =
             open().map_err(|error| named("can't make the pseudoterminal", link, error))?;
-        let kept = Kept::Pseudoterminal {
+        let kept = OtherEnd::Pseudoterminal {
             _device: device,
             link: link.to_owned(),
         };
@@ -143,19 +143,19 @@ fn make_raw(fd: impl AsFd, baud: Option<u32>) -> rustix::io::Result<()> {
 
 /// A Unix socket whose connections are lines.
 #[derive(Debug)]
-pub(super) struct Listener {
+pub(super) struct WireListener {
     listener: UnixListener,
     path: PathBuf,
     _lock: File,
 }
 
-impl Drop for Listener {
+impl Drop for WireListener {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
-impl Listener {
+impl WireListener {
     /// Binds the socket, for root and the daemon's user only.
     pub(super) fn bind(path: &Path) -> io::Result<Self> {
         if path.as_os_str().len() >= SOCKET_PATH_BYTES {

@@ -86,15 +86,7 @@ impl ControllerConfig {
             }
             cns::INDEPENDENT_NAMESPACE => {
                 if let Some(info) = self.namespace(nsid, env)? {
-                    let id: &mut IndependentNamespace = view(out)?;
-                    id.nsfeat = IdentifyNamespace::NSFEAT_UIDREUSE;
-                    id.nmic = NMIC_SHARED;
-                    if self.kind == ControllerKind::Io {
-                        id.rescap = RESCAP;
-                        id.anagrpid = U32::new(ana::GROUP);
-                    }
-                    id.nsattr = nsattr(&info);
-                    id.nstat = 1;
+                    self.identify_independent(&info, view(out)?);
                 }
             }
             cns::COMMAND_SETS => {
@@ -113,6 +105,17 @@ impl ControllerConfig {
             _ => return Err(Status::INVALID_FIELD),
         }
         Ok(Reply::data(out.len()))
+    }
+
+    fn identify_independent(&self, info: &NamespaceInfo, id: &mut IndependentNamespace) {
+        id.nsfeat = IdentifyNamespace::NSFEAT_UIDREUSE;
+        id.nmic = NMIC_SHARED;
+        if self.kind == ControllerKind::Io {
+            id.rescap = RESCAP;
+            id.anagrpid = U32::new(ana::GROUP);
+        }
+        id.nsattr = nsattr(info);
+        id.nstat = 1;
     }
 
     /// Checks a namespace identifier. `None`: valid but inactive.

@@ -90,7 +90,7 @@ pub(super) fn format(output: Output, client: &mut MiClient, nsid: u32) -> Outcom
 }
 
 #[derive(Serialize)]
-struct Budget {
+struct ShownBudget {
     base_iops: Option<u64>,
     base_bytes_s: Option<u64>,
     burst_iops: Option<u64>,
@@ -121,7 +121,7 @@ pub(super) fn budget(output: Output, client: &mut MiClient, args: &MiBudgetArgs)
     let page = NamespaceBudget::read_from_bytes(&page)
         .map_err(|_| Failure::new("the node's answer has no valid budget"))?;
     let value = |field: U64| (field != NONE).then(|| field.get());
-    let budget = Budget {
+    let budget = ShownBudget {
         base_iops: value(page.base_iops),
         base_bytes_s: value(page.base_bytes),
         burst_iops: value(page.burst_iops),

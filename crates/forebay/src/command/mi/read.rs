@@ -191,18 +191,18 @@ fn namespace(client: &mut MiClient, nsid: u32) -> Outcome<Namespace> {
 }
 
 #[derive(Serialize)]
-struct Device {
+struct ShownDevice {
     index: u8,
     spec: String,
     state: &'static str,
     data_bytes: u64,
     used_bytes: u64,
     errors: u64,
-    drive: Option<Drive>,
+    drive: Option<ShownDrive>,
 }
 
 #[derive(Serialize)]
-struct Drive {
+struct ShownDrive {
     model: String,
     serial: String,
     firmware: String,
@@ -239,7 +239,7 @@ pub(super) fn devices(output: Output, client: &mut MiClient) -> Outcome {
         let or_dash = |value: Option<String>| value.unwrap_or_else(|| "-".to_owned());
         let rows = devices.iter().map(|device| {
             let drive = device.drive.as_ref();
-            let percent = |of: fn(&Drive) -> Option<u8>| {
+            let percent = |of: fn(&ShownDrive) -> Option<u8>| {
                 or_dash(drive.and_then(of).map(|percent| format!("{percent} %")))
             };
             [
@@ -275,11 +275,11 @@ pub(super) fn devices(output: Output, client: &mut MiClient) -> Outcome {
     })
 }
 
-fn device(entry: &DeviceHealth) -> Device {
+fn device(entry: &DeviceHealth) -> ShownDevice {
     let text = |field: &[u8]| text_of(field).unwrap_or("?").to_owned();
     let percent = |value: u8| (value != UNKNOWN).then_some(value);
     let kelvins = i16::try_from(entry.temperature_k.get()).unwrap_or(0);
-    let drive = (entry.source != 0).then(|| Drive {
+    let drive = (entry.source != 0).then(|| ShownDrive {
         model: text(&entry.model),
         serial: text(&entry.serial),
         firmware: text(&entry.firmware),
@@ -291,7 +291,7 @@ fn device(entry: &DeviceHealth) -> Device {
         power_on_hours: number(entry.power_on_hours),
         unsafe_shutdowns: number(entry.unsafe_shutdowns),
     });
-    Device {
+    ShownDevice {
         index: entry.index,
         spec: text(&entry.specification),
         state: match entry.state {
