@@ -100,11 +100,16 @@ impl NvmeCli {
     /// Runs a command with JSON as its output's format.
     pub fn json(&self, command: &str, args: &[&str]) -> Result<Value> {
         let args = [args, &["--output-format=json"]].concat();
-        let output = process::output(&mut self.command(command, &args), LIMIT)?;
+        let output = self.bytes(command, &args)?;
         serde_json::from_slice(&output).with_context(|| {
             let output = String::from_utf8_lossy(&output);
             format!("nvme {command} {args:?}: {output}")
         })
+    }
+
+    /// Runs a command that writes data.
+    pub fn bytes(&self, command: &str, args: &[&str]) -> Result<Vec<u8>> {
+        process::output(&mut self.command(command, args), LIMIT)
     }
 
     fn run(&self, command: &str, args: &[&str]) -> Result<(ExitStatus, String)> {

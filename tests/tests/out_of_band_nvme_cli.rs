@@ -1,30 +1,43 @@
 //! The out-of-band endpoint with Debian's unmodified `nvme-cli`.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use forebay_tests::daemon::Daemon;
+use forebay_nvme::mi::vendor::{LOG_NAMESPACE_BUDGET, NamespaceBudget, SET_NAMESPACE_BUDGET};
+use forebay_tests::daemon::{self, Daemon};
 use forebay_tests::mctp::Peer;
 use forebay_tests::nvme_cli::{NvmeCli, Version};
 use forebay_tests::out_of_band;
 use serde_json::{Value, json};
+use zerocopy::IntoBytes;
 
 const EID: u8 = 9;
 /// Set Endpoint ID (DSP0236, 12.3).
 const SET_EID: u8 = 1;
 /// Of Identify Controller, an Administrative controller.
 const ADMINISTRATIVE: u64 = 3;
+/// The key that signs firmware, in the daemon's folder.
+const KEY: &str = "key";
+/// The version of an image.
+const IMAGE_VERSION: &str = "9.8.7";
+const LIMIT: Duration = Duration::from_secs(60);
 const HOST: &str = "nqn.2026-01.test:host";
 
-/// A daemon with an endpoint and two functions, a pool of 256 MiB, and a volume.
+/// A daemon with an endpoint and two functions, a key for firmware, a pool of 256 MiB, and a volume.
 fn start(allow: &str) -> Result<(Daemon, PathBuf)> {
     let functions = format!(
-        "[[out_of_band.function]]\nnumber = 1\nany_host = true\n\
+        "[firmware]\nkeys = [\"{KEY}.pub\"]\n\
+         [[out_of_band.function]]\nnumber = 1\nany_host = true\n\
          [[out_of_band.function]]\nnumber = 2\nhosts = [\"{HOST}\"]\n"
     );
     let daemon = out_of_band::daemon(allow, &functions)?;
     daemon.cli(&["tenant", "create", "t"])?;
     daemon.cli(&["volume", "create", "t/v", "--size", "16M"])?;
+    let key = daemon.folder().join(KEY);
+    daemon.cli(&["firmware", "new-key", &key.display().to_string()])?;
     let line = out_of_band::socket(&daemon);
     Ok((daemon, line))
 }
@@ -70,7 +83,9 @@ fn nvme_cli_over_mctp_without_kernel() -> Result<()> {
         let nsid = creates(&client, version, &daemon).map_err(with_context)?;
         attaches(&client, nsid, &daemon).map_err(with_context)?;
         formats(&client, nsid).map_err(with_context)?;
+        has_budgets(&client, nsid, &daemon).map_err(with_context)?;
         deletes(&client, nsid, &daemon).map_err(with_context)?;
+        upgrades(&client, &daemon).map_err(with_context)?;
     }
     audits_name_commands(&daemon)?;
     daemon.pool_check()?;
@@ -160,17 +175,29 @@ fn namespaces_are_volumes(client: &NvmeCli, daemon: &Daemon) -> Result<()> {
     Ok(())
 }
 
+/// The index of the format with this block size, of those that new namespaces may have.
+fn format_of(client: &NvmeCli, block_bytes: u64) -> Result<usize> {
+    let common = client.json("id-ns", &["--namespace-id=0xffffffff"])?;
+    let shifts = numbers(list(&common, "lbafs")?, "ds")?;
+    let found = shifts.iter().position(|shift| 1 << shift == block_bytes);
+    found.with_context(|| format!("no format of {block_bytes} bytes: {common}"))
+}
+
 /// Creates a namespace of 8 MiB, and returns its NSID.
 fn creates(client: &NvmeCli, version: Version, daemon: &Daemon) -> Result<u64> {
     let before = volumes(daemon)?;
+    let format = format_of(client, 4096)?;
     let said = match version {
-        Version::V2_3 => client.text("create-ns", &["--nsze=2048", "--ncap=2048", "--flbas=1"])?,
+        Version::V2_3 => {
+            let format = format!("--flbas={format}");
+            client.text("create-ns", &["--nsze=2048", "--ncap=2048", &format])?
+        }
         // This version's create-ns needs a device of the kernel.
         Version::V2_13 => {
             let mut id = vec![0; 4096];
             // NSZE, NCAP and FLBAS.
             id[..16].copy_from_slice([2048_u64.to_le_bytes(); 2].as_flattened());
-            id[26] = 1;
+            id[26] = format as u8;
             let file = daemon.folder().join("namespace");
             std::fs::write(&file, id)?;
             let file = format!("--input-file={}", file.display());
@@ -237,7 +264,8 @@ fn attaches(client: &NvmeCli, nsid: u64, daemon: &Daemon) -> Result<()> {
 /// Erases the namespace. What would erase more is refused.
 fn formats(client: &NvmeCli, nsid: u64) -> Result<()> {
     let nsid = format!("--namespace-id={nsid}");
-    let erase = ["--ses=1", "--lbaf=1", "--force"];
+    let format = format!("--lbaf={}", format_of(client, 4096)?);
+    let erase = ["--ses=1", &*format, "--force"];
     client.text("format", &[&erase[..], &[&nsid]].concat())?;
     let refused = client.refused(
         "format",
@@ -245,10 +273,78 @@ fn formats(client: &NvmeCli, nsid: u64) -> Result<()> {
     )?;
     ensure!(refused.contains("Invalid Field"), "{refused}");
     // Another block size.
-    let refused = client.refused("format", &["--ses=1", "--lbaf=0", "--force", &nsid])?;
+    let format = format!("--lbaf={}", format_of(client, 512)?);
+    let refused = client.refused("format", &["--ses=1", &format, "--force", &nsid])?;
     ensure!(refused.contains("Invalid Field"), "{refused}");
     let refused = client.refused("admin-passthru", &["--opcode=0x84", "--cdw10=2"])?;
     ensure!(refused.contains("Invalid Command Opcode"), "{refused}");
+    Ok(())
+}
+
+/// Sets and reads the namespace's budget, by vendor-specific commands.
+fn has_budgets(client: &NvmeCli, nsid: u64, daemon: &Daemon) -> Result<()> {
+    let nsid_arg = format!("--namespace-id={nsid}");
+    let mut budget = NamespaceBudget::none();
+    budget.burst_iops = 5000.into();
+    let file = daemon.folder().join("budget");
+    std::fs::write(&file, budget.as_bytes())?;
+    let opcode = format!("--opcode={SET_NAMESPACE_BUDGET}");
+    let input = format!("--input-file={}", file.display());
+    let args = [&*opcode, &nsid_arg, "--data-len=64", "--write", &input];
+    client.text("admin-passthru", &args)?;
+    let volume = daemon.cli(&["volume", "show", &format!("out-of-band/ns-{nsid}")])?;
+    ensure!(volume["budget"]["stated"]["burst"]["iops"] == 5000, "{volume}");
+
+    let log = format!("--log-id={LOG_NAMESPACE_BUDGET}");
+    let args = [&*log, &nsid_arg, "--log-len=64", "--raw-binary"];
+    let read = client.bytes("get-log", &args)?;
+    ensure!(read == budget.as_bytes(), "{read:x?}");
+    Ok(())
+}
+
+/// Installs an image, which replaces the engine, and returns to the installed program.
+fn upgrades(client: &NvmeCli, daemon: &Daemon) -> Result<()> {
+    let path = |name: &str| daemon.folder().join(name).display().to_string();
+    let (key, wrapper, image) = (path(KEY), path("wrapper"), path("image"));
+    // A small image of another version, which runs this program.
+    let program = daemon::program().display().to_string();
+    let script = format!(
+        "#!/bin/sh\n[ \"$1\" = --version ] && exec echo forebay {IMAGE_VERSION}\n\
+         exec '{program}' \"$@\"\n"
+    );
+    std::fs::write(&wrapper, script)?;
+    std::fs::set_permissions(&wrapper, Permissions::from_mode(0o700))?;
+    daemon.cli(&[
+        "firmware",
+        "sign",
+        "--key",
+        &key,
+        "--program",
+        &wrapper,
+        &image,
+    ])?;
+
+    let before = daemon.processes()?;
+    client.text("fw-download", &[&format!("--fw={image}")])?;
+    client.text("fw-commit", &["--slot=2", "--action=3"])?;
+    let after = daemon.wait_engine_after(before.generation, LIMIT)?;
+    ensure!(after.engine != before.engine, "{before:?}, {after:?}");
+    let log = client.json("fw-log", &[])?.to_string();
+    ensure!(log.contains("(afi)\":2,"), "{log}");
+    ensure!(log.contains(&format!("({IMAGE_VERSION}")), "{log}");
+
+    client.text("fw-commit", &["--slot=1", "--action=3"])?;
+    daemon.wait_engine_after(after.generation, LIMIT)?;
+    let log = client.json("fw-log", &[])?.to_string();
+    ensure!(log.contains("(afi)\":1,"), "{log}");
+
+    // A changed image has no valid signature.
+    let mut damaged = std::fs::read(&image)?;
+    damaged[3] ^= 1;
+    std::fs::write(&image, damaged)?;
+    client.text("fw-download", &[&format!("--fw={image}")])?;
+    let refused = client.refused("fw-commit", &["--slot=2", "--action=3"])?;
+    ensure!(refused.contains("Invalid Firmware Image"), "{refused}");
     Ok(())
 }
 
@@ -275,6 +371,8 @@ fn audits_name_commands(daemon: &Daemon) -> Result<()> {
         ("Namespace Attachment, detach: ", 2),
         ("Format NVM: ", 1),
         ("Namespace Management, delete: ", 1),
+        // A refused image is recorded, too.
+        ("Firmware Commit: ", 3),
     ] {
         let named = audits.iter().filter(|audit| {
             let request = audit["request"].as_str().unwrap_or_default();
@@ -293,12 +391,19 @@ fn nvme_cli_changes_nothing_without_rights() -> Result<()> {
     let before = (volumes(&daemon)?, exports(&daemon)?);
     let nsid = format!("--namespace-id={}", before.0[0]["id"]);
     let functions = [&nsid, "--controllers=1"];
-    let erase = [&nsid, "--ses=1", "--lbaf=1", "--force"];
+    let erase = [&nsid, "--ses=1", "--lbaf=0", "--force"];
     // Temperature Threshold.
     let feature = ["--opcode=9", "--cdw10=4", "--cdw11=300"];
     let create = [
         "--opcode=0x0d",
         "--data-len=4096",
+        "--write",
+        "--input-file=/dev/zero",
+    ];
+    let budget = [
+        &format!("--opcode={SET_NAMESPACE_BUDGET}"),
+        &*nsid,
+        "--data-len=64",
         "--write",
         "--input-file=/dev/zero",
     ];
@@ -313,6 +418,9 @@ fn nvme_cli_changes_nothing_without_rights() -> Result<()> {
             ("detach-ns", &functions),
             ("delete-ns", &[&nsid]),
             ("format", &erase),
+            ("admin-passthru", &budget),
+            ("fw-download", &["--fw=/bin/true"]),
+            ("fw-commit", &["--slot=1", "--action=2"]),
         ] {
             let said = client.refused(command, args)?;
             ensure!(said.contains("Access Denied"), "{command} {args:?}: {said}");
