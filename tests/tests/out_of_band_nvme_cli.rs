@@ -293,7 +293,10 @@ fn has_budgets(client: &NvmeCli, nsid: u64, daemon: &Daemon) -> Result<()> {
     let args = [&*opcode, &nsid_arg, "--data-len=64", "--write", &input];
     client.text("admin-passthru", &args)?;
     let volume = daemon.cli(&["volume", "show", &format!("out-of-band/ns-{nsid}")])?;
-    ensure!(volume["budget"]["stated"]["burst"]["iops"] == 5000, "{volume}");
+    ensure!(
+        volume["budget"]["stated"]["burst"]["iops"] == 5000,
+        "{volume}"
+    );
 
     let log = format!("--log-id={LOG_NAMESPACE_BUDGET}");
     let args = [&*log, &nsid_arg, "--log-len=64", "--raw-binary"];
