@@ -264,8 +264,7 @@ fn attaches(client: &NvmeCli, nsid: u64, daemon: &Daemon) -> Result<()> {
 /// Erases the namespace. What would erase more is refused.
 fn formats(client: &NvmeCli, nsid: u64) -> Result<()> {
     let nsid = format!("--namespace-id={nsid}");
-    let format = format!("--lbaf={}", format_of(client, 4096)?);
-    let erase = ["--ses=1", &*format, "--force"];
+    let erase = ["--ses=1", "--force"];
     client.text("format", &[&erase[..], &[&nsid]].concat())?;
     let refused = client.refused(
         "format",
