@@ -377,7 +377,7 @@ fn namespace_refusals(daemon: &Daemon, client: &mut MiClient) -> Result<()> {
     ensure!(attach(client, nsid, 1, false).is_err());
     let other = create(client, 4096)?;
     let taken = attach(client, other, 2, true).unwrap_err().to_string();
-    ensure!(taken.contains("already attached"), "{taken}");
+    ensure!(taken.contains("attachment limit exceeded"), "{taken}");
     // A namespace may have several controllers.
     attach(client, nsid, 9, true)?;
     ensure!(namespaces(client, 0, cns::ALLOCATED_NAMESPACES)? == [nsid, other]);

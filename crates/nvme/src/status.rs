@@ -157,6 +157,8 @@ statuses! {
     INVALID_NUMBER_OF_CONTROLLER_RESOURCES = 1, 0x21;
     /// Invalid Resource Identifier.
     INVALID_RESOURCE_IDENTIFIER = 1, 0x22;
+    /// Namespace Attachment Limit Exceeded.
+    NAMESPACE_ATTACHMENT_LIMIT_EXCEEDED = 1, 0x27;
     /// I/O Command Set Not Supported.
     IO_COMMAND_SET_NOT_SUPPORTED = 1, 0x29;
     // Fabrics commands.

@@ -116,7 +116,7 @@ impl ManagedNode {
             return CommandAnswer::admin(Status::CONTROLLER_LIST_INVALID, 0, Vec::new());
         };
         let nsid = attachment.nsid;
-        let mut done = Ok(());
+        let mut done = Ok(Status::SUCCESS);
         for function in functions {
             let number = function.number;
             let (verb, action) = match attachment.attach {
@@ -129,19 +129,26 @@ impl ManagedNode {
                 true => self.attach(nsid, function.clone()).await,
                 false => self.detach(nsid, number).await,
             };
-            let result = done.as_ref().map(|()| "done".to_owned());
-            self.audit_result(caller, action, request, !attachment.attach, &result)
-                .await;
-            if done.is_err() {
-                break;
+            match &done {
+                Ok(Status::SUCCESS) => {
+                    let result = Ok("done".to_owned());
+                    self.audit_result(caller, action, request, !attachment.attach, &result)
+                        .await;
+                }
+                Ok(_) => break,
+                Err(error) => {
+                    self.audit_result(caller, action, request, true, &Err(error))
+                        .await;
+                    break;
+                }
             }
         }
         self.changed(Some(nsid));
-        let conflict = match attachment.attach {
-            true => Status::NAMESPACE_ALREADY_ATTACHED,
-            false => Status::NAMESPACE_NOT_ATTACHED,
-        };
-        answer(done.map(|()| 0), conflict)
+        match done {
+            Ok(status) => CommandAnswer::admin(status, 0, Vec::new()),
+            // Another export of the volume excludes this one.
+            Err(error) => answer(Err(error), Status::NAMESPACE_IS_PRIVATE),
+        }
     }
 
     /// Format NVM (Base 2.0, 5.14) of one namespace. It always erases.
@@ -216,9 +223,21 @@ impl ManagedNode {
         deleted.await.map(|_| ())
     }
 
-    async fn attach(&self, nsid: u32, function: Function) -> Result<(), ApiError> {
+    async fn attach(&self, nsid: u32, function: Function) -> Result<Status, ApiError> {
         let attached = self.daemon.change(move |owner| async move {
             let named = find(&owner, nsid).ok_or_else(|| no_namespace(nsid))?;
+            let taken = {
+                let core = owner.base.core.borrow();
+                let export = core.pool.exports().of_function(function.number);
+                export.map(|export| export.volume)
+            };
+            match taken {
+                Some(VolumeId(volume)) if volume == u64::from(nsid) => {
+                    return Ok(Status::NAMESPACE_ALREADY_ATTACHED);
+                }
+                Some(_) => return Ok(Status::NAMESPACE_ATTACHMENT_LIMIT_EXCEEDED),
+                None => {}
+            }
             let body = ExportCreate {
                 tenant: named.tenant,
                 volume: named.volume,
@@ -229,20 +248,22 @@ impl ManagedNode {
                 shared: true,
                 ..ExportCreate::default()
             };
-            owner.exports.export_create_for(body, function.number).await
+            let created = owner.exports.export_create_for(body, function.number).await;
+            created.map(|_| Status::SUCCESS)
         });
-        attached.await.map(|_| ())
+        attached.await
     }
 
-    async fn detach(&self, nsid: u32, number: u16) -> Result<(), ApiError> {
+    async fn detach(&self, nsid: u32, number: u16) -> Result<Status, ApiError> {
         let detached = self.daemon.change(move |owner| async move {
             let named = find(&owner, nsid).ok_or_else(|| no_namespace(nsid))?;
             let all = functions_of(&owner, nsid);
             let Some((_, export)) = all.into_iter().find(|(of, _)| *of == number) else {
-                let why = format!("namespace {nsid} is not attached to controller {number}");
-                return Err(ApiError::exists(why));
+                return Ok(Status::NAMESPACE_NOT_ATTACHED);
             };
-            delete_export(&owner, &named, export).await
+            delete_export(&owner, &named, export)
+                .await
+                .map(|()| Status::SUCCESS)
         });
         detached.await
     }
