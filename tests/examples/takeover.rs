@@ -30,6 +30,7 @@ fn main() -> Result<()> {
             flushes: 0,
             fua: 0,
             longest_bytes: 4096,
+            depth: 16,
             per_second: Some(PER_SECOND),
         };
     }

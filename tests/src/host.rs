@@ -47,6 +47,8 @@ pub struct Habits {
     pub fua: u64,
     /// Longest write or read.
     pub longest_bytes: u64,
+    /// Commands in flight.
+    pub depth: usize,
     /// Commands per second, evenly spread; `None`: no limit.
     pub per_second: Option<u32>,
 }
@@ -59,6 +61,7 @@ impl Default for Habits {
             flushes: 4,
             fua: 8,
             longest_bytes: LONGEST_BYTES,
+            depth: DEPTH,
             per_second: None,
         }
     }
@@ -148,7 +151,7 @@ impl Host {
     pub fn connect(&self) -> Result<(Session, IoQueue)> {
         let options = Options {
             io_queues: 1,
-            queue_entries: DEPTH as u32 * 2,
+            queue_entries: self.habits.depth as u32 * 2,
             command_timeout: LIMIT,
             ..Options::default()
         };
@@ -206,7 +209,7 @@ impl Host {
                 self.submit(&mut queue, &mut running, &mut tag, &mut due)?;
             }
             let mut limit = POLL;
-            if goes && self.habits.per_second.is_some() && queue.in_flight() < DEPTH {
+            if goes && self.habits.per_second.is_some() && queue.in_flight() < self.habits.depth {
                 limit = due.saturating_duration_since(Instant::now()).min(POLL);
             }
             if running.is_empty() {
@@ -251,7 +254,7 @@ impl Host {
         tag: &mut u64,
         due: &mut Instant,
     ) -> Result<()> {
-        while queue.in_flight() < DEPTH {
+        while queue.in_flight() < self.habits.depth {
             if let Some(rate) = self.habits.per_second {
                 if Instant::now() < *due {
                     break;

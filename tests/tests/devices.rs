@@ -28,6 +28,7 @@ const IN_PLACE: Habits = Habits {
     flushes: 5,
     fua: 10,
     longest_bytes: 128 << 10,
+    depth: 16,
     per_second: None,
 };
 

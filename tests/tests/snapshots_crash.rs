@@ -113,6 +113,7 @@ impl World {
                 holes: [0, 10, 30][dice.usize(..3)],
                 flushes: [0, 0, 1, 3][dice.usize(..4)],
                 fua: [0, 0, 1, 3][dice.usize(..4)],
+                depth: 16,
                 per_second: Some(COMMANDS_PER_SECOND),
                 ..Habits::default()
             };

@@ -6,6 +6,7 @@ mod burst_rig;
 mod burst_spread;
 mod busy;
 mod device;
+mod example;
 mod floor;
 mod forebay;
 mod machine_busy;
@@ -28,7 +29,6 @@ mod recording_file;
 mod spdk;
 mod spdk_machine;
 mod start;
-mod takeover;
 mod tcp;
 mod thin;
 mod vm;
@@ -51,16 +51,17 @@ pub(crate) struct Options {
 
 type Bench = (&'static str, fn(&Options) -> Result<()>);
 
-const BENCHES: [Bench; 12] = [
+const BENCHES: [Bench; 13] = [
     ("burst", burst::run),
     ("device", device::run),
     ("instructions", recording::run_instructions),
+    ("mi", example::run_mi),
     ("pcie", vm::run_pcie),
     ("pool", pool::run),
     ("pool-open", pool_open::run),
     ("recording", recording::run),
     ("start", start::run),
-    ("takeover", takeover::run),
+    ("takeover", example::run_takeover),
     ("tcp", tcp::run),
     ("thin", thin::run),
     ("vhost", vm::run_vhost),

@@ -1,8 +1,10 @@
-//! `cargo xtask bench takeover`: hosts' view of an engine's death.
+//! Benchmarks that are examples of `tests/`, which print a figure a line.
 //!
-//! Reports the longest time between completions per export and death, less that of a run without
+//! `cargo xtask bench takeover`: hosts' view of an engine's death. It reports the longest time between completions per export and death, less that of a run without
 //! deaths, and separately the fences' time. 64 exports run 200 commands a second each; an error,
-//! wrong byte, lost or doubled command fails. The example `takeover` in `tests/` does the work.
+//! wrong byte, lost or doubled command fails.
+//!
+//! `cargo xtask bench mi`: answers of the out-of-band endpoint under load, and while engines die.
 
 use std::process::Command;
 use std::time::Duration;
@@ -15,11 +17,19 @@ use super::{Options, forebay, profile};
 
 const LIMIT: Duration = Duration::from_secs(900);
 
-pub(crate) fn run(options: &Options) -> Result<()> {
+pub(crate) fn run_takeover(options: &Options) -> Result<()> {
+    run("takeover", options)
+}
+
+pub(crate) fn run_mi(options: &Options) -> Result<()> {
+    run("mi", options)
+}
+
+fn run(example: &str, options: &Options) -> Result<()> {
     let program = forebay::build()?;
     let mut build = profile::cargo("build");
-    build.args(["-p", "forebay-tests", "--example", "takeover"]);
-    let mut command = Command::new(profile::build("takeover", &mut build)?);
+    build.args(["-p", "forebay-tests", "--example", example]);
+    let mut command = Command::new(profile::build(example, &mut build)?);
     command.env("FOREBAY_BIN", program);
     if options.quick {
         command.arg("--quick");
@@ -39,5 +49,5 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         let (name, value) = figure.with_context(|| format!("no figure: {line}"))?;
         summary.put(name, value);
     }
-    summary.print("takeover", options.json.as_deref())
+    summary.print(example, options.json.as_deref())
 }
