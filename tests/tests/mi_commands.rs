@@ -6,6 +6,8 @@ use std::os::unix::net::UnixStream;
 use anyhow::{Context, Result, bail, ensure};
 use forebay_initiator::mi::{MiClient, MiError};
 use forebay_initiator::{IoOp, IoQueue, Options, Session};
+use forebay_mctp::serial::encode;
+use forebay_mctp::{BASELINE_UNIT_BYTES, EID_NULL, Endpoint, EndpointConfig, NVME_MI};
 use forebay_nvme::identify::cns;
 use forebay_nvme::mi::{
     AdminCommand, ControlPrimitive, ControllerHealthPoll, DataStructure, GetConfiguration,
@@ -83,7 +85,7 @@ fn mi_command_matrix() -> Result<()> {
 fn interface_commands(client: &mut MiClient) -> Result<()> {
     let subsystem = client.data_structure(DataStructure::Subsystem)?;
     ensure!(
-        (subsystem.len(), subsystem[0], subsystem[1]) == (32, 0, 1),
+        (subsystem.len(), subsystem[0], subsystem[1]) == (32, 0, 2),
         "{subsystem:?}"
     );
     let port = client.data_structure(DataStructure::Port(0))?;
@@ -455,6 +457,91 @@ fn mi_namespace_create_is_a_volume() -> Result<()> {
     delete(&mut client, nsid)?;
     ensure!(daemon.cli(&["volume", "show", &name]).is_err());
     daemon.pool_check()
+}
+
+#[test]
+fn a_refused_delete_changes_nothing() -> Result<()> {
+    let functions = "[[out_of_band.function]]\nfrontend = \"vhost_user\"\n\
+        [[out_of_band.function]]\nany_host = true\n";
+    let daemon = daemon("\"namespaces\"", functions)?;
+    let mut client = client(&daemon)?;
+    let nsid = create(&mut client, 4096)?;
+    attach(&mut client, nsid, 1, true)?;
+    attach(&mut client, nsid, 2, true)?;
+    let exports = daemon.cli(&["export", "list"])?;
+    let nqn = exports[0]["nqn"].as_str().context("an NQN")?;
+    let host = connect(&daemon, nqn)?;
+    ensure!(delete(&mut client, nsid).is_err());
+    for controller in [1, 2] {
+        ensure!(namespaces(&mut client, controller, cns::ACTIVE_NAMESPACES)? == [nsid]);
+    }
+    // The error log has it, and the operator's events.
+    let errors = command(admin::GET_LOG_PAGE, NSID_ALL, 0x01 | 15 << 16, 0);
+    let (_, entry) = client.admin_read(0, errors, 64)?;
+    ensure!(
+        entry[0] > 0 && entry[24..28] == nsid.to_le_bytes(),
+        "{entry:?}"
+    );
+    let audits = audits(&daemon)?;
+    ensure!(
+        audits
+            .iter()
+            .any(|audit| audit.contains("delete: namespace")),
+        "{audits:?}"
+    );
+    drop(host);
+    delete(&mut client, nsid)
+}
+
+#[test]
+fn a_flood_of_aborted_commands_is_bounded() -> Result<()> {
+    let daemon = daemon("", FUNCTIONS)?;
+    let mut line = UnixStream::connect(socket(&daemon))?;
+    line.set_nonblocking(true)?;
+    let log = AdminCommand {
+        controller: 0,
+        sqe: command(admin::GET_LOG_PAGE, 0, 0xC0 | 15 << 16, 0),
+        offset: 0,
+        length: 64,
+        data: &[],
+    };
+    let mut flood = Vec::new();
+    for message in [
+        MiRequest::Admin(log).encode(0),
+        MiRequest::Control(ControlPrimitive::Abort, 0).encode(0),
+    ] {
+        let mut endpoint = Endpoint::new(EndpointConfig {
+            uuid: [0; 16],
+            eid: 8,
+            static_eid: EID_NULL,
+            types: &[NVME_MI],
+            unit_bytes: BASELINE_UNIT_BYTES,
+        });
+        for packet in endpoint.request(EID_NULL, &message).1 {
+            encode(&packet, &mut flood);
+        }
+    }
+    let flood = flood.repeat(100);
+    let mut answers = vec![0; 64 << 10];
+    for _round in 0..200 {
+        // Whole frames need not arrive: the next flag begins a new one.
+        let _ = line.write(&flood);
+        while line.read(&mut answers).is_ok_and(|read| read > 0) {}
+        ensure!(daemon.status()?["daemon_pid"].is_u64());
+    }
+    drop(line);
+    let mut client = client(&daemon)?;
+    client.endpoint_id()?;
+    let pid = daemon.processes()?.daemon;
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib: u64 = resident
+        .context("VmRSS")?
+        .trim()
+        .trim_end_matches(" kB")
+        .parse()?;
+    ensure!(kib < 200 << 10, "the daemon has {kib} KiB");
+    Ok(())
 }
 
 #[test]

@@ -321,6 +321,21 @@ impl Base {
             .map_err(api_error)
     }
 
+    /// Refuses a volume that got the name of another one.
+    pub(crate) fn refuse_other(
+        &self,
+        tenant: &str,
+        name: &str,
+        id: VolumeId,
+    ) -> Result<(), ApiError> {
+        match self.volume_id(tenant, name)? {
+            known if known == id => Ok(()),
+            _ => Err(ApiError::not_found(format!(
+                "{id} is no longer {tenant}/{name}"
+            ))),
+        }
+    }
+
     /// For changes that a snapshot does not allow.
     pub(crate) fn refuse_snapshot(
         &self,

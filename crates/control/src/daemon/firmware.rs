@@ -59,6 +59,11 @@ impl FirmwareCommands {
             let why = "has the installed program: it is read-only";
             return Err(FirmwareError::InvalidSlot(slot.into(), why));
         }
+        let runs = self.slots().running == Some(slot.into()) && self.firmware.next() == slot;
+        if action == CommitAction::Now && !stores && runs {
+            // Repeated commits must not keep replacing the engine.
+            return Ok(format!("slot {} runs already", u8::from(slot)));
+        }
         self.act(action, slot, stores.then_some(ImageSource::Download))
             .await
     }
@@ -97,6 +102,7 @@ impl FirmwareCommands {
         image: Option<ImageSource>,
     ) -> Result<String, FirmwareError> {
         let acting = tokio::task::spawn_local(async move {
+            let _one_at_a_time = self.firmware.begin_commit()?;
             let mut done = Vec::new();
             if let Some(image) = image {
                 // An active slot 2 can't keep the former image, so the new one is next at once.
@@ -115,7 +121,7 @@ impl FirmwareCommands {
                     done.push(replaced.map_err(FirmwareError::NotActivated)?);
                 }
                 _ => {
-                    self.firmware.set_next(slot)?;
+                    self.firmware.set_next(slot).await?;
                     done.push(format!(
                         "the next engine starts from slot {}",
                         u8::from(slot)

@@ -11,6 +11,7 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 use forebay_xlate::DeviceIndex;
 use tokio::net::TcpListener;
@@ -86,6 +87,8 @@ pub(crate) struct Daemon {
     left_engine: RefCell<Option<EngineProcess>>,
     last_death: RefCell<Option<DeathReport>>,
     pub(crate) events: Rc<Events>,
+    /// Frames, packets and messages that the out-of-band endpoint has dropped.
+    pub(crate) out_of_band_drops: Arc<AtomicU64>,
     pub(crate) firmware: Rc<Firmware>,
 }
 
@@ -126,6 +129,7 @@ impl Daemon {
             stale_engine: Cell::new(None),
             lost_devices: RefCell::default(),
             left_engine: RefCell::new(None),
+            out_of_band_drops: Arc::default(),
             last_death: RefCell::new(None),
             events,
             firmware,

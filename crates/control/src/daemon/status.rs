@@ -37,7 +37,9 @@ impl Daemon {
         };
         let view = serving.supervisor.view();
         Condition {
-            is_sound: view.state != EngineState::Stopped && !serving.owner.reports.has_trouble(),
+            // A replacement takes milliseconds, and hosts see only a pause.
+            is_sound: matches!(view.state, EngineState::Running | EngineState::Restarting)
+                && !serving.owner.reports.has_trouble(),
             owner: Some(serving.owner.clone()),
             engine: view.state,
             generation: view.generation,

@@ -100,13 +100,15 @@ impl Exports {
         self.export_create_in_turn(body, None).await
     }
 
-    /// For an out-of-band function.
+    /// For an out-of-band function. `volume`: the one that must still have the name.
     pub(crate) async fn export_create_for(
         self: &Rc<Self>,
         body: ExportCreate,
+        volume: VolumeId,
         function: u16,
     ) -> Result<Export, ApiError> {
         let _turn = self.base.turn_for_api(&body.tenant, &body.volume).await?;
+        self.base.refuse_other(&body.tenant, &body.volume, volume)?;
         self.export_create_in_turn(body, Some(function)).await
     }
 

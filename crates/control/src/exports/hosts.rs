@@ -11,6 +11,7 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use forebay_pool::ExportId;
+use forebay_xlate::boundary::region::Region;
 
 use crate::base::Base;
 use crate::base::show::tenant_name;
@@ -216,15 +217,24 @@ impl Hosts {
     }
 
     pub(crate) fn vm_of(&self, export: ExportId) -> Option<MachineClient> {
-        let session = self.link.session()?;
-        let mut lanes = session.region.lanes().iter();
-        let lane = lanes.find(|lane| lane.export.load(Relaxed) == export.0 + 1)?;
-        (lane.connections.load(Relaxed) > 0).then(|| MachineClient {
-            since_unix_s: lane.vm_since_s.load(Relaxed),
-            memory_bytes: lane.vm_memory_bytes.load(Relaxed),
-            queues: lane.vm_queues.load(Relaxed),
-        })
+        vm_in(&self.link.session()?.region, export)
     }
+
+    /// Whether a VM has, or while engines change may have, the export.
+    pub(super) fn is_used_by_vm(&self, export: ExportId) -> bool {
+        let regions = self.link.regions_in_use();
+        regions.iter().any(|region| vm_in(region, export).is_some())
+    }
+}
+
+fn vm_in(region: &Region, export: ExportId) -> Option<MachineClient> {
+    let mut lanes = region.lanes().iter();
+    let lane = lanes.find(|lane| lane.export.load(Relaxed) == export.0 + 1)?;
+    (lane.connections.load(Relaxed) > 0).then(|| MachineClient {
+        since_unix_s: lane.vm_since_s.load(Relaxed),
+        memory_bytes: lane.vm_memory_bytes.load(Relaxed),
+        queues: lane.vm_queues.load(Relaxed),
+    })
 }
 
 #[cfg(test)]

@@ -91,8 +91,8 @@ impl Hosts {
         if !session.as_ref().is_some_and(acts) {
             hosts.extend(self.last_poll());
         }
-        if let Some(session) = &session {
-            let connected = connected_hosts(&session.region).into_iter();
+        for region in self.link.regions_in_use() {
+            let connected = connected_hosts(&region).into_iter();
             hosts.extend(connected.flat_map(|(export, hosts)| {
                 hosts.into_iter().map(move |host| (ExportId(export), host))
             }));
@@ -112,7 +112,7 @@ impl Hosts {
         let vms = core.pool.exports().iter().filter_map(|export| {
             let is_used = export.frontend.is_vm()
                 && is_cut_off(export, None)
-                && self.vm_of(export.id).is_some();
+                && self.is_used_by_vm(export.id);
             is_used.then(|| format!("a VM uses {}", name(export)))
         });
         hosts.chain(vms).collect()

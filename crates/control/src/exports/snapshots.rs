@@ -136,10 +136,17 @@ impl Volumes {
         self.base.volume_show(&tenant, &volume)
     }
 
-    /// Erases a volume to zeros, unless hosts are connected.
-    pub(crate) async fn volume_erase(&self, tenant: &str, volume: &str) -> Result<(), ApiError> {
+    /// Erases a volume to zeros, unless hosts are connected. `id`: the one that must still have the
+    /// name.
+    pub(crate) async fn volume_erase(
+        &self,
+        tenant: &str,
+        volume: &str,
+        id: u64,
+    ) -> Result<(), ApiError> {
         let _turn = self.base.turn_for_api(tenant, volume).await?;
-        let id = self.base.volume_id(tenant, volume)?;
+        let id = VolumeId(id);
+        self.base.refuse_other(tenant, volume, id)?;
         let name = format!("{tenant}/{volume}");
         self.change_content(id, &name, None, false).await
     }

@@ -6,7 +6,7 @@
 use std::rc::Rc;
 
 use forebay_device::size::format_bytes;
-use forebay_pool::{ErrorKind, NewVolume, Pool, PoolError};
+use forebay_pool::{ErrorKind, ExportRecord, NewVolume, Pool, PoolError};
 use forebay_xlate::VolumeId;
 use forebay_xlate::boundary::message::ToEngine;
 
@@ -289,15 +289,47 @@ impl Volumes {
         Ok(())
     }
 
+    /// Refuses if a volume has other exports than these, or hosts that are connected.
+    pub(crate) async fn refuse_others(&self, id: u64, exports: &[u64]) -> Result<(), ApiError> {
+        let id = VolumeId(id);
+        let what = {
+            let core = self.base.core.borrow();
+            let mut others = core.pool.exports().of_volume(id);
+            let name = self.base.volume_name(&core, id);
+            if others.any(|export| !exports.contains(&export.id.0)) {
+                return Err(ApiError::in_use(format!(
+                    "volume {name} is exported otherwise"
+                )));
+            }
+            format!("volume {name}")
+        };
+        let is_used = |export: &ExportRecord, _: Option<&str>| export.volume == id;
+        let hosts = &self.transfers.hosts;
+        hosts.refuse_in_use(&what, is_used).await
+    }
+
     /// Returns what stays of it, in words.
     pub(crate) async fn volume_delete(
         self: &Rc<Self>,
         tenant: String,
         name: String,
     ) -> Result<String, ApiError> {
+        self.volume_delete_as(tenant, name, None).await
+    }
+
+    /// `expected`: the volume that must still have the name.
+    pub(crate) async fn volume_delete_as(
+        self: &Rc<Self>,
+        tenant: String,
+        name: String,
+        expected: Option<u64>,
+    ) -> Result<String, ApiError> {
         let id = self.base.volume_id(&tenant, &name)?;
         self.transfers.end_dead_transfers(id).await;
         let _turn = self.base.turn_for_api(&tenant, &name).await?;
+        if let Some(expected) = expected {
+            self.base.refuse_other(&tenant, &name, VolumeId(expected))?;
+        }
         let of = self.base.volume_show(&tenant, &name)?;
         let id = VolumeId(of.id);
         self.refuse_exported(id, &tenant, &name)?;

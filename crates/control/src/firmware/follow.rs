@@ -153,7 +153,7 @@ mod tests {
             let next = || follow(&at, &keys, &own);
             stored(&one, "2.0", false).await;
             assert_eq!(next(), None, "slot 1 is active");
-            one.set_next(Slot::Downloaded).unwrap();
+            one.set_next(Slot::Downloaded).await.unwrap();
             assert_eq!(follow(&at, &[], &own), None, "no key verifies it");
             let program = at.join("firmware/slot2");
             assert_eq!(follow(&at, &keys, &program), None, "it is that program");

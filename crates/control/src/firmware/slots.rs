@@ -63,7 +63,7 @@ pub(crate) struct FellBack {
 }
 
 /// Kept in `slots.json`.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SlotsRecord {
     pub(super) next: Slot,
     #[serde(default)]
@@ -121,12 +121,13 @@ pub(crate) struct Firmware {
     verified: Cell<Option<Identity>>,
     download: RefCell<Option<Download>>,
     busy: Cell<bool>,
+    committing: Cell<bool>,
     pub(super) trial: Cell<Trial>,
     pub(super) events: Rc<Events>,
 }
 
 /// Ends with the command.
-struct CommandGuard<'a>(&'a Cell<bool>);
+pub(crate) struct CommandGuard<'a>(&'a Cell<bool>);
 
 impl Drop for CommandGuard<'_> {
     fn drop(&mut self) {
@@ -184,6 +185,10 @@ async fn blocking<T: Send + 'static>(
     done.unwrap_or_else(|error| Err(io::Error::other(error).into()))
 }
 
+fn make_folder(folder: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(folder)
+}
+
 impl Firmware {
     /// `installed` is slot 1's program, and `keys` are paths of public keys.
     pub(crate) fn new(
@@ -215,6 +220,7 @@ impl Firmware {
             verified: Cell::new(None),
             download: RefCell::new(None),
             busy: Cell::new(false),
+            committing: Cell::new(false),
             trial: Cell::default(),
             events,
         })
@@ -227,32 +233,38 @@ impl Firmware {
         }
     }
 
+    /// One commit at a time, with the replacement of the engine.
+    pub(crate) fn begin_commit(&self) -> Result<CommandGuard<'_>, FirmwareError> {
+        match self.committing.replace(true) {
+            true => Err(FirmwareError::Busy),
+            false => Ok(CommandGuard(&self.committing)),
+        }
+    }
+
     fn part_path(&self) -> PathBuf {
         self.folder.join("download")
     }
 
-    fn make_folder(&self) -> io::Result<()> {
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&self.folder)
-    }
-
     /// Takes a piece of an image. One with byte 0 begins a new download if that byte was there.
-    pub(crate) fn download(&self, offset: u64, data: &[u8]) -> Result<(), FirmwareError> {
+    pub(crate) async fn download(&self, offset: u64, data: Vec<u8>) -> Result<(), FirmwareError> {
         let _command = self.command()?;
-        let mut download = self.download.borrow_mut();
-        if offset == 0 && download.as_ref().is_some_and(Download::has_begin) {
-            *download = None;
-        }
-        match &mut *download {
-            Some(download) => download.write(offset, data),
-            none => {
-                self.make_folder()?;
-                none.insert(Download::begin(&self.part_path())?)
-                    .write(offset, data)
-            }
-        }
+        let begun = self.download.take();
+        let begun = begun.filter(|begun| offset != 0 || !begun.has_begin());
+        let (folder, part) = (self.folder.clone(), self.part_path());
+        let (download, written) = blocking(move || {
+            let mut download = match begun {
+                Some(begun) => begun,
+                None => {
+                    make_folder(&folder)?;
+                    Download::begin(&part)?
+                }
+            };
+            let written = download.write(offset, &data);
+            Ok((download, written))
+        })
+        .await?;
+        self.download.replace(Some(download));
+        written
     }
 
     /// Whether a download has begun.
@@ -281,7 +293,7 @@ impl Firmware {
             }
             ImageSource::File(_) => {
                 self.download.take();
-                self.make_folder()?;
+                make_folder(&self.folder)?;
                 None
             }
         };
@@ -316,7 +328,8 @@ impl Firmware {
             if next {
                 record.next = Slot::Downloaded;
             }
-        })?;
+        })
+        .await?;
         tracing::info!(
             version = description.version,
             "firmware slot 2 has an image"
@@ -329,7 +342,7 @@ impl Firmware {
         self.record.borrow().next
     }
 
-    pub(crate) fn set_next(&self, slot: Slot) -> Result<(), FirmwareError> {
+    pub(crate) async fn set_next(&self, slot: Slot) -> Result<(), FirmwareError> {
         if slot == Slot::Downloaded && self.image.borrow().is_none() {
             return Err(FirmwareError::no_image());
         }
@@ -337,16 +350,30 @@ impl Firmware {
             return Ok(());
         }
         self.trial.take();
-        self.change(|record| record.next = slot)
+        self.change(|record| record.next = slot).await
     }
 
-    fn change(&self, change: impl FnOnce(&mut SlotsRecord)) -> Result<(), FirmwareError> {
-        let mut record = self.record.borrow().clone();
-        change(&mut record);
-        self.make_folder()?;
-        files::write_json(&self.folder.join("slots.json"), &record, true)?;
-        self.record.replace(record);
-        Ok(())
+    async fn change(&self, change: impl Fn(&mut SlotsRecord)) -> Result<(), FirmwareError> {
+        loop {
+            let before = self.record.borrow().clone();
+            let mut record = before.clone();
+            change(&mut record);
+            let (folder, written) = (self.folder.clone(), record.clone());
+            blocking(move || {
+                make_folder(&folder)?;
+                Ok(files::write_json(
+                    &folder.join("slots.json"),
+                    &written,
+                    true,
+                )?)
+            })
+            .await?;
+            // An engine may have failed meanwhile.
+            if *self.record.borrow() == before {
+                self.record.replace(record);
+                return Ok(());
+            }
+        }
     }
 
     /// Slot 1's program reported its version.

@@ -45,14 +45,15 @@ pub(crate) fn with_folder<F: Future<Output = ()>>(test: impl FnOnce(PathBuf) -> 
     runtime.block_on(test(folder.path().to_owned()));
 }
 
-fn send(to: &Firmware, image: &[u8]) {
+async fn send(to: &Firmware, image: &[u8]) {
     for (number, piece) in image.chunks(4096).enumerate().rev() {
-        to.download(number as u64 * 4096, piece).unwrap();
+        let offset = number as u64 * 4096;
+        to.download(offset, piece.to_vec()).await.unwrap();
     }
 }
 
 async fn commit(to: &Firmware, image: &[u8], next: bool) -> Result<Description, FirmwareError> {
-    send(to, image);
+    send(to, image).await;
     to.store(ImageSource::Download, next, &ours()).await
 }
 
@@ -69,7 +70,7 @@ fn a_stored_image_is_the_next_program_until_it_falls_back() {
         let installed = (Slot::Installed, at.join("installed"));
         assert_eq!(one.next_program(1).await, installed);
         assert!(matches!(
-            one.set_next(Slot::Downloaded),
+            one.set_next(Slot::Downloaded).await,
             Err(FirmwareError::InvalidSlot(2, _))
         ));
         let formats = ours().formats;
@@ -77,7 +78,7 @@ fn a_stored_image_is_the_next_program_until_it_falls_back() {
             .await
             .unwrap();
         assert_eq!(one.next_program(1).await, installed, "it is not activated");
-        one.set_next(Slot::Downloaded).unwrap();
+        one.set_next(Slot::Downloaded).await.unwrap();
         let (slot, program) = one.next_program(1).await;
         assert_eq!(
             (slot, std::fs::read(&program).unwrap().len()),
@@ -141,7 +142,7 @@ fn refused_images_leave_the_slot_as_it_was() {
             matches!(none, Err(FirmwareError::NoDownload)),
             "a download ends with its commit"
         );
-        one.download(4096, &[0; 4096]).unwrap();
+        one.download(4096, vec![0; 4096]).await.unwrap();
         let gap = one.store(ImageSource::Download, true, &ours()).await;
         assert!(matches!(gap, Err(FirmwareError::Incomplete(0))));
         let unkeyed = Firmware::new(&at, at.join("installed"), Vec::new(), Rc::default());
@@ -174,13 +175,13 @@ fn a_new_download_begins_with_its_first_piece() {
     with_folder(|at| async move {
         let one = firmware(&at);
         let (old, new) = (image("2.0", "0", 1), image("3.0", &ours().formats, 1));
-        send(&one, &old);
+        send(&one, &old).await;
         assert!(matches!(
-            one.download(4096, &old[..4096]),
+            one.download(4096, old[..4096].to_vec()).await,
             Err(FirmwareError::OverlappingRange { .. })
         ));
-        one.download(0, &new[..4096]).unwrap();
-        one.download(4096, &new[4096..]).unwrap();
+        one.download(0, new[..4096].to_vec()).await.unwrap();
+        one.download(4096, new[4096..].to_vec()).await.unwrap();
         let stored = one
             .store(ImageSource::Download, false, &ours())
             .await

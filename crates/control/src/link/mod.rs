@@ -54,6 +54,8 @@ pub(crate) struct Link {
     pub(crate) greeted: RefCell<Weak<Session>>,
     /// The newest engine that has finished a take-over, or had none to do.
     pub(crate) acting: Cell<u64>,
+    /// Its region. After its death it still has the hosts and VMs that were connected.
+    acted: RefCell<Option<Rc<Region>>>,
 }
 
 impl Link {
@@ -64,7 +66,26 @@ impl Link {
             session_changed: Signal::new(),
             greeted: RefCell::default(),
             acting: Cell::new(0),
+            acted: RefCell::default(),
         })
+    }
+
+    /// The session's engine has finished a take-over, or had none to do.
+    pub(crate) fn acts(&self, session: &Session) {
+        self.acting.set(session.generation);
+        self.acted.replace(Some(session.region.clone()));
+    }
+
+    /// The regions that may list connected hosts and VMs: that of the present engine, and until it
+    /// acts, that of the one before.
+    pub(crate) fn regions_in_use(&self) -> Vec<Rc<Region>> {
+        let session = self.session();
+        let acts = session
+            .as_ref()
+            .is_some_and(|s| self.acting.get() == s.generation);
+        let before = self.acted.borrow().clone().filter(|_| !acts);
+        let now = session.map(|session| session.region.clone());
+        now.into_iter().chain(before).collect()
     }
 
     pub(crate) fn close(&self) {

@@ -17,6 +17,8 @@ pub(crate) struct MetricSource<'a> {
     pub stats: &'a Stats,
     pub pool: Option<&'a PoolInfo>,
     pub volumes: &'a [Volume],
+    /// What the out-of-band endpoint has dropped.
+    pub out_of_band_drops: u64,
 }
 
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -64,6 +66,9 @@ pub(crate) fn text(source: &MetricSource<'_>) -> String {
             out.one(name, COUNTER, help, value);
         }
     }
+    let help = "Frames, packets and messages that the out-of-band endpoint dropped.";
+    let name = "forebay_out_of_band_dropped_total";
+    out.one(name, COUNTER, help, source.out_of_band_drops);
     volumes(&mut out, source.volumes);
     exports(&mut out, &source.stats.lanes);
     budgets::tenants(&mut out, &source.stats.tenants);

@@ -140,6 +140,7 @@ fn every_line_is_as_it_should_be() {
         stats: &stats(),
         pool: None,
         volumes: &[],
+        out_of_band_drops: 0,
     });
     for line in [
         r#"forebay_info{version="0.1\"\\\n"} 1"#,

@@ -6,7 +6,9 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use forebay_nvme::controller::{AdminOutcome, Controller, ControllerConfig, Firmware, ascii};
+use forebay_nvme::controller::{
+    AdminOutcome, Controller, ControllerConfig, ErrorReport, Firmware, ascii,
+};
 use forebay_nvme::io::Transfer;
 use forebay_nvme::mi::{AdminCommand, MiRefusal, MiStatus, vendor};
 use forebay_nvme::opcode::admin;
@@ -53,7 +55,7 @@ impl ManagedNode {
         if !self.has_controller(command.controller) {
             return CONTROLLER_AT.into();
         }
-        match command.sqe.opcode() {
+        let answer = match command.sqe.opcode() {
             admin::SET_FEATURES => self.set_features(command, caller).await,
             admin::NAMESPACE_MANAGEMENT => self.namespace_management(command, caller).await,
             admin::NAMESPACE_ATTACHMENT => self.namespace_attachment(command, caller).await,
@@ -66,7 +68,26 @@ impl ManagedNode {
                 self.vendor_log(command).await
             }
             _ => self.by_controller(command).await,
+        };
+        if let Some(status) = answer.failure() {
+            self.record_error(command, status);
         }
+        answer
+    }
+
+    /// Adds a failed command to the error log of its controller.
+    fn record_error(&self, command: &AdminCommand<'_>, status: Status) {
+        let mut controllers = self
+            .controllers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let fresh = || self.new_controller(command.controller);
+        let controller = controllers.entry(command.controller).or_insert_with(fresh);
+        controller.record_error(ErrorReport {
+            status,
+            nsid: command.sqe.nsid(),
+            ..ErrorReport::default()
+        });
     }
 
     async fn set_features(&self, command: &AdminCommand<'_>, caller: &Caller) -> CommandAnswer {

@@ -51,12 +51,16 @@ impl CommandAnswer {
         Kind::Admin { cqe, data }.into()
     }
 
-    /// Whether an Admin command succeeded.
+    /// Whether it is not a refusal or a failure.
     pub(super) fn succeeded(&self) -> bool {
+        !matches!(self.kind, Kind::Refused(_)) && self.failure().is_none()
+    }
+
+    /// The status of an Admin command that failed.
+    pub(super) fn failure(&self) -> Option<Status> {
         match &self.kind {
-            Kind::Admin { cqe, .. } => cqe.status() == Status::SUCCESS,
-            Kind::Command { .. } => true,
-            Kind::Refused(_) => false,
+            Kind::Admin { cqe, .. } => Some(cqe.status()).filter(|s| *s != Status::SUCCESS),
+            Kind::Command { .. } | Kind::Refused(_) => None,
         }
     }
 

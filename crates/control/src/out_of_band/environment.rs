@@ -77,6 +77,11 @@ impl AdminEnv for Environment<'_> {
             critical_warning: node.critical_warning | drives.critical_warning,
             temperature_kelvin: drives.temperature_k.unwrap_or(0),
             percentage_used: drives.used_percent,
+            available_spare_percent: drives
+                .spare_percent
+                .map_or(node.available_spare_percent, |spare| {
+                    spare.min(node.available_spare_percent)
+                }),
             ..node
         }
     }

@@ -21,9 +21,9 @@ impl ManagedNode {
             Err(status) => return CommandAnswer::admin(status, 0, Vec::new()),
         };
         let data = command.data.to_vec();
-        let done = self
-            .daemon
-            .ask(move |daemon| daemon.firmware.download(piece.offset_bytes, &data));
+        let done = self.daemon.wait(move |daemon| async move {
+            daemon.firmware.download(piece.offset_bytes, data).await
+        });
         match done.await {
             Ok(done) => answer(&done),
             Err(_) => CommandAnswer::status(MiStatus::INTERNAL_ERROR),

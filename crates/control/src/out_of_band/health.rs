@@ -52,8 +52,11 @@ impl NodeHealth {
         if let Some(owner) = &condition.owner {
             let smart = owner.statistics.node_health();
             critical_warning = smart.critical_warning;
-            spare_percent = smart.available_spare_percent;
             let drives = owner.states.drives();
+            let of_pool = smart.available_spare_percent;
+            spare_percent = drives
+                .spare_percent
+                .map_or(of_pool, |spare| spare.min(of_pool));
             critical_warning |= drives.critical_warning;
             (temperature_k, used_percent) = (drives.temperature_k, drives.used_percent);
             let pool = &owner.base.core.borrow().pool;

@@ -3,8 +3,10 @@
 use std::cell::Cell;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use tokio::sync::Mutex;
 use uuid::Uuid;
 
 use crate::files;
@@ -23,6 +25,8 @@ pub(super) struct EndpointIdentity {
     path: PathBuf,
     pub(super) uuid: Uuid,
     eid: Cell<u8>,
+    /// Held while the file is written.
+    writing: Arc<Mutex<()>>,
 }
 
 impl EndpointIdentity {
@@ -48,6 +52,7 @@ impl EndpointIdentity {
             path,
             uuid: record.uuid,
             eid: Cell::new(record.eid),
+            writing: Arc::default(),
         })
     }
 
@@ -59,12 +64,19 @@ impl EndpointIdentity {
     pub(super) async fn set_eid(&self, eid: u8) {
         self.eid.set(eid);
         let (path, uuid) = (self.path.clone(), self.uuid);
-        let write = move || files::write_json(&path, &IdentityRecord { uuid, eid }, true);
-        let written = tokio::task::spawn_blocking(write);
+        let written = async {
+            let writing = self.writing.clone().lock_owned().await;
+            tokio::task::spawn_blocking(move || {
+                let written = files::write_json(&path, &IdentityRecord { uuid, eid }, true);
+                drop(writing);
+                written
+            })
+            .await
+        };
         match tokio::time::timeout(super::FILE_LIMIT, written).await {
             Ok(Ok(Ok(()))) => {}
             Ok(Ok(Err(error))) => {
-                tracing::warn!(%error, "the endpoint's EID is lost at the next start")
+                tracing::warn!(%error, "the endpoint's EID is lost at the next start");
             }
             _ => tracing::warn!(
                 "the endpoint's EID may be lost at the next start: {} is not written",

@@ -1,6 +1,6 @@
 //! The commands of the Management Interface (NVMe-MI 1.2, 5).
 
-use forebay_mctp::{BASELINE_UNIT_BYTES, MAX_UNIT_BYTES};
+use forebay_mctp::BASELINE_UNIT_BYTES;
 use forebay_nvme::controller::management_opcodes;
 use forebay_nvme::mi::data::{ControllerInformation, PortInformation, SubsystemInformation};
 use forebay_nvme::mi::{
@@ -20,7 +20,7 @@ use crate::config::Right;
 const PORT: u8 = 0;
 const PORT_SMBUS: u8 = 2;
 /// The version of the specification.
-const VERSION: (u8, u8) = (1, 2);
+const VERSION: (u8, u8) = (2, 0);
 /// 100 kHz. A serial line has no such frequency, so it can't be changed.
 const FREQUENCY: u8 = 1;
 /// Places of parameters in the message.
@@ -41,7 +41,7 @@ impl ManagedNode {
     /// Carries out a command of the Management Interface.
     pub(super) async fn command(&self, command: MiCommand<'_>, caller: &Caller) -> CommandAnswer {
         match command {
-            MiCommand::ReadDataStructure(structure) => self.data_structure(structure),
+            MiCommand::ReadDataStructure(structure) => self.data_structure(structure, caller),
             MiCommand::SubsystemHealth { clear } => match self.health().await {
                 Some(node) => {
                     let health = self.changes.borrow_mut().subsystem(&node, clear);
@@ -85,7 +85,7 @@ impl ManagedNode {
             .collect()
     }
 
-    fn data_structure(&self, structure: DataStructure) -> CommandAnswer {
+    fn data_structure(&self, structure: DataStructure, caller: &Caller) -> CommandAnswer {
         let data = match structure {
             DataStructure::Subsystem => {
                 let mut subsystem = SubsystemInformation::new_zeroed();
@@ -97,7 +97,7 @@ impl ManagedNode {
             DataStructure::Port(PORT) => {
                 let mut port = PortInformation::new_zeroed();
                 port.kind = PORT_SMBUS;
-                port.max_unit_bytes = U16::new(MAX_UNIT_BYTES as u16);
+                port.max_unit_bytes = U16::new(caller.max_unit_bytes);
                 port.buffer_bytes = U32::new(0);
                 port.as_bytes().to_vec()
             }
@@ -153,7 +153,7 @@ impl ManagedNode {
                 format!("Health Status Change, clear {clear:#x}")
             }
             SetConfiguration::TransmissionUnit { bytes, .. } => {
-                if !(BASELINE_UNIT_BYTES..=MAX_UNIT_BYTES).contains(&usize::from(bytes)) {
+                if !(BASELINE_UNIT_BYTES as u16..=caller.max_unit_bytes).contains(&bytes) {
                     return UNIT_AT.into();
                 }
                 format!("MCTP Transmission Unit Size, {bytes} bytes")

@@ -4,14 +4,16 @@
 
 use std::io;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use forebay_mctp::serial::{Decoder, encode};
 use forebay_mctp::{
-    Address, EID_BROADCAST, EID_NULL, Endpoint, EndpointConfig, Message, MessageType, NVME_MI,
-    Received,
+    Address, DropReason, EID_BROADCAST, EID_NULL, Endpoint, EndpointConfig, Message, MessageType,
+    NVME_MI, Received,
 };
 use forebay_nvme::mi::{MiResponse, MiStatus, MiTicket};
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{Instant, sleep_until};
 
 use super::answer::CommandAnswer;
@@ -30,7 +32,8 @@ const UNIT_BYTES: usize = forebay_mctp::BASELINE_UNIT_BYTES;
 
 /// A command that was carried out.
 struct Executed {
-    eid: u8,
+    /// The requester's number.
+    requester: u64,
     ticket: MiTicket,
     answer: CommandAnswer,
 }
@@ -43,9 +46,16 @@ struct LineTask {
     endpoint: Endpoint,
     requesters: Requesters,
     corrupt: u64,
+    dropped_messages: u64,
+    /// All drops that the node has counted.
+    counted_drops: u64,
     outgoing: Vec<u8>,
     /// Set while `outgoing` is not empty: its next byte must be written by then.
     stalls_at: Option<Instant>,
+    /// Commands that it may have at once; an aborted one counts until it has ended.
+    permits: Arc<Semaphore>,
+    /// The largest transmission unit that it may have.
+    max_unit_bytes: u16,
     done: mpsc::Sender<Executed>,
 }
 
@@ -75,11 +85,17 @@ pub(super) async fn serve(
         endpoint: Endpoint::new(config),
         requesters: Requesters::default(),
         corrupt: 0,
+        dropped_messages: 0,
+        counted_drops: 0,
         outgoing: Vec::new(),
         stalls_at: None,
+        permits: Arc::new(Semaphore::new(2 * REQUESTERS)),
+        max_unit_bytes: wire.max_unit_bytes(),
         done,
     };
     let mut bytes = [0; READ_BYTES];
+    // Bytes that were read and not yet taken.
+    let mut rest = 0..0;
     loop {
         let due = line.next_due();
         let due = async {
@@ -88,14 +104,17 @@ pub(super) async fn serve(
                 None => std::future::pending().await,
             }
         };
+        let has_room = line.outgoing.len() < UNSENT_BYTES;
+        if has_room && !rest.is_empty() {
+            rest.start += line.take(&bytes[rest.clone()]).await;
+            // A line that never pauses must not delay other tasks.
+            tokio::task::yield_now().await;
+            continue;
+        }
         tokio::select! {
-            read = wire.read(&mut bytes), if line.outgoing.len() < UNSENT_BYTES => match read? {
+            read = wire.read(&mut bytes), if has_room => match read? {
                 0 => return Ok(()),
-                read => {
-                    line.take(&bytes[..read]).await;
-                    // A line that never pauses must not delay other tasks.
-                    tokio::task::yield_now().await;
-                }
+                read => rest = 0..read,
             },
             written = wire.write(&line.outgoing), if !line.outgoing.is_empty() => {
                 line.wrote(written?);
@@ -112,26 +131,23 @@ impl LineTask {
         due.into_iter().chain(self.stalls_at).min()
     }
 
-    async fn take(&mut self, mut bytes: &[u8]) {
-        while let Some(packet) = self.decoder.next_packet(&mut bytes) {
+    /// Takes packets while there is room for answers; returns how many bytes it took.
+    async fn take(&mut self, bytes: &[u8]) -> usize {
+        let mut rest = bytes;
+        while self.outgoing.len() < UNSENT_BYTES
+            && let Some(packet) = self.decoder.next_packet(&mut rest)
+        {
             let now_ns = u64::try_from(self.began.elapsed().as_nanos()).unwrap_or(u64::MAX);
-            // Another line may have set it.
-            self.endpoint.set_eid(self.node.identity.eid());
             match self.endpoint.receive(&packet, now_ns) {
                 Received::Fragment => {}
                 Received::Dropped(reason) => {
                     tracing::debug!(line = &*self.name, ?reason, "dropped an MCTP packet");
-                    self.node.note_drop();
                 }
                 Received::Message(message) => self.command(message),
                 Received::Control(answer) => {
                     if let Some(eid) = answer.new_eid {
-                        tracing::info!(
-                            line = &*self.name,
-                            eid,
-                            "the management endpoint has a new EID"
-                        );
-                        self.node.identity.set_eid(eid).await;
+                        let caller = self.caller(answer.to.eid);
+                        self.node.set_eid(eid, &caller).await;
                     }
                     self.send(answer.to, &answer.bytes);
                 }
@@ -141,6 +157,26 @@ impl LineTask {
         let corrupt = self.decoder.faults().corrupt;
         if corrupt != std::mem::replace(&mut self.corrupt, corrupt) {
             self.requesters.note_corrupt();
+        }
+        self.count_drops();
+        bytes.len() - rest.len()
+    }
+
+    fn count_drops(&mut self) {
+        let faults = self.decoder.faults();
+        let packets = self.endpoint.drops();
+        let packets = DropReason::ALL.iter().map(|reason| packets.count(*reason));
+        let all = packets.sum::<u64>() + faults.malformed + faults.corrupt + self.dropped_messages;
+        let before = std::mem::replace(&mut self.counted_drops, all);
+        self.node.drops.fetch_add(all - before, Relaxed);
+    }
+
+    fn caller(&self, eid: u8) -> Caller {
+        Caller {
+            line: self.name.clone(),
+            eid,
+            unit_bytes: self.endpoint.unit_bytes() as u16,
+            max_unit_bytes: self.max_unit_bytes,
         }
     }
 
@@ -157,49 +193,69 @@ impl LineTask {
         };
         if !from.owner {
             // A response: this endpoint sends no requests.
-            self.node.note_drop();
+            self.dropped_messages += 1;
             return;
         }
+        let permits = match message.bytes.get(1) {
+            // Control primitives end at once.
+            Some(parameters) if parameters >> 3 & 0xF == 0 => None,
+            _ => {
+                let own = self.permits.clone().try_acquire_owned();
+                let shared = self.node.permits.clone().try_acquire_owned();
+                let (Ok(own), Ok(shared)) = (own, shared) else {
+                    tracing::debug!(line = &*self.name, "too many commands at once");
+                    self.dropped_messages += 1;
+                    return;
+                };
+                Some([own, shared])
+            }
+        };
         let Some(requester) = self.requesters.get(from.eid, now) else {
             tracing::debug!(
                 line = &*self.name,
                 eid = from.eid,
                 "too many requesters have commands"
             );
-            self.node.note_drop();
+            self.dropped_messages += 1;
             return;
         };
         let step = requester.responder.receive(from, &message.bytes);
         if let Some(reason) = step.dropped {
             tracing::debug!(line = &*self.name, ?reason, "dropped an NVMe-MI message");
-            self.node.note_drop();
+            self.dropped_messages += 1;
         }
         if let Some(ticket) = step.abandoned {
             requester.ended(ticket);
         }
-        let begun = step.execute.map(|(ticket, _)| ticket);
+        let begun = step.execute.map(|(ticket, _)| (requester.number, ticket));
         let send = step.send;
-        if let Some(ticket) = begun {
+        if let Some((_, ticket)) = begun {
             requester.began(ticket, now);
         }
         for (to, answer) in send {
             self.send(to, &answer);
         }
-        if let Some(ticket) = begun {
-            self.spawn(from.eid, ticket, message.bytes);
+        if let (Some((requester, ticket)), Some(permits)) = (begun, permits) {
+            let caller = self.caller(from.eid);
+            self.spawn(requester, ticket, message.bytes, caller, permits);
         }
     }
 
-    fn spawn(&self, eid: u8, ticket: MiTicket, message: Vec<u8>) {
+    fn spawn(
+        &self,
+        requester: u64,
+        ticket: MiTicket,
+        message: Vec<u8>,
+        caller: Caller,
+        permits: [OwnedSemaphorePermit; 2],
+    ) {
         let (node, done) = (self.node.clone(), self.done.clone());
-        let caller = Caller {
-            line: self.name.clone(),
-            eid,
-            unit_bytes: self.endpoint.unit_bytes() as u16,
-        };
         // A command goes on after its limit, and after its line's end.
-        let execution =
-            tokio::task::spawn_local(async move { node.execute(&message, &caller).await });
+        let execution = tokio::task::spawn_local(async move {
+            let answer = node.execute(&message, &caller).await;
+            drop(permits);
+            answer
+        });
         tokio::task::spawn_local(async move {
             let answer = tokio::time::timeout(COMMAND_LIMIT, execution).await;
             let answer = match answer {
@@ -209,7 +265,7 @@ impl LineTask {
             // Fails if the line is gone.
             let _ = done
                 .send(Executed {
-                    eid,
+                    requester,
                     ticket,
                     answer,
                 })
@@ -218,8 +274,7 @@ impl LineTask {
     }
 
     fn ended(&mut self, done: &Executed) {
-        let now = Instant::now();
-        let Some(requester) = self.requesters.get(done.eid, now) else {
+        let Some(requester) = self.requesters.by_number(done.requester) else {
             return;
         };
         requester.ended(done.ticket);

@@ -69,10 +69,13 @@ pub(crate) async fn serve(
         }
     };
     let serial = config.serial.clone();
-    let node = Rc::new(ManagedNode::new(config, identity, version, daemon));
+    let drops = daemon.ask(|daemon| daemon.out_of_band_drops.clone()).await;
+    // Fails while the daemon stops.
+    let drops = drops.unwrap_or_default();
+    let node = Rc::new(ManagedNode::new(config, identity, version, daemon, drops));
     loop {
         let Err(error) = match &serial {
-            Serial::Socket(path) => match WireListener::bind(path) {
+            Serial::Socket(path) => match WireListener::bind(path).await {
                 Ok(listener) => listen(listener, &node).await,
                 Err(error) => Err(error),
             },
@@ -127,7 +130,7 @@ async fn listen(listener: WireListener, node: &Rc<ManagedNode>) -> io::Result<In
             stream = listener.accept() => {
                 let stream = stream?;
                 if lines.len() >= CONNECTIONS {
-                    tracing::warn!("closed a connection to the out-of-band endpoint: it has {CONNECTIONS} others");
+                    tracing::debug!("closed a connection to the out-of-band endpoint: it has {CONNECTIONS} others");
                     continue;
                 }
                 number += 1;

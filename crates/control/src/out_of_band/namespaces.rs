@@ -180,7 +180,10 @@ impl ManagedNode {
                     name.0, name.1
                 )));
             }
-            owner.volumes.volume_erase(name.0, name.1).await
+            owner
+                .volumes
+                .volume_erase(name.0, name.1, nsid.into())
+                .await
         });
         let erased = erased.await;
         let result = erased.as_ref().map(|()| "done".to_owned());
@@ -212,12 +215,15 @@ impl ManagedNode {
     async fn delete(&self, nsid: u32) -> Result<(), ApiError> {
         let deleted = self.daemon.change(move |owner| async move {
             let named = find(&owner, nsid).ok_or_else(|| no_namespace(nsid))?;
-            for (_, export) in functions_of(&owner, nsid) {
+            let functions = functions_of(&owner, nsid);
+            let ids: Vec<u64> = functions.iter().map(|(_, export)| *export).collect();
+            owner.volumes.refuse_others(nsid.into(), &ids).await?;
+            for export in ids {
                 delete_export(&owner, &named, export).await?;
             }
             owner
                 .volumes
-                .volume_delete(named.tenant, named.volume)
+                .volume_delete_as(named.tenant, named.volume, Some(nsid.into()))
                 .await
         });
         deleted.await.map(|_| ())
@@ -248,7 +254,10 @@ impl ManagedNode {
                 shared: true,
                 ..ExportCreate::default()
             };
-            let created = owner.exports.export_create_for(body, function.number).await;
+            let created = owner
+                .exports
+                .export_create_for(body, VolumeId(nsid.into()), function.number)
+                .await;
             created.map(|_| Status::SUCCESS)
         });
         attached.await
@@ -294,19 +303,21 @@ pub(super) fn answer(done: Result<u64, ApiError>, conflict: Status) -> CommandAn
     match done {
         Ok(result) => CommandAnswer::admin(Status::SUCCESS, result, Vec::new()),
         Err(error) => {
-            let status = match error.kind {
-                ErrorKind::NotFound => Status::INVALID_NAMESPACE_OR_FORMAT,
-                ErrorKind::Exists => conflict,
-                // Hosts, snapshots or other exports use the volume.
-                ErrorKind::InUse => Status::OPERATION_DENIED,
-                ErrorKind::Invalid => Status::INVALID_FIELD,
-                ErrorKind::NoSpace => Status::NAMESPACE_INSUFFICIENT_CAPACITY,
-                ErrorKind::Forbidden => Status::OPERATION_DENIED,
-                ErrorKind::Unavailable => Status::NAMESPACE_NOT_READY,
-                ErrorKind::Damaged | ErrorKind::Internal => Status::INTERNAL_ERROR,
-            };
             tracing::warn!(%error, "an out-of-band command was refused");
-            CommandAnswer::admin(status, 0, Vec::new())
+            CommandAnswer::admin(status_of(&error, conflict), 0, Vec::new())
         }
+    }
+}
+
+pub(super) fn status_of(error: &ApiError, conflict: Status) -> Status {
+    match error.kind {
+        ErrorKind::NotFound => Status::INVALID_NAMESPACE_OR_FORMAT,
+        ErrorKind::Exists => conflict,
+        // Hosts, snapshots or other exports use the volume.
+        ErrorKind::InUse | ErrorKind::Forbidden => Status::OPERATION_DENIED,
+        ErrorKind::Invalid => Status::INVALID_FIELD,
+        ErrorKind::NoSpace => Status::NAMESPACE_INSUFFICIENT_CAPACITY,
+        ErrorKind::Unavailable => Status::NAMESPACE_NOT_READY,
+        ErrorKind::Damaged | ErrorKind::Internal => Status::INTERNAL_ERROR,
     }
 }

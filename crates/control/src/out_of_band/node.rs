@@ -2,7 +2,12 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
+
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
 
 use forebay_nvme::mi::{MiRequest, MiStatus, open};
 
@@ -17,6 +22,9 @@ use crate::model::events::Audit;
 
 /// No user id: the wire has none.
 const NOBODY: u32 = u32::MAX;
+/// Commands at once. An aborted one counts until it has ended.
+const COMMANDS: usize = 64;
+const EID_EVENT_PAUSE: Duration = Duration::from_secs(60);
 /// How long an event may take.
 const AUDIT_LIMIT: Duration = Duration::from_secs(2);
 
@@ -28,16 +36,22 @@ pub(super) struct Caller {
     pub(super) eid: u8,
     /// The line's transmission unit.
     pub(super) unit_bytes: u16,
+    /// The largest that it may have.
+    pub(super) max_unit_bytes: u16,
 }
 
 pub(super) struct ManagedNode {
     pub(super) config: OutOfBand,
     pub(super) identity: EndpointIdentity,
     pub(super) daemon: Handle,
-    /// Packets and messages that were dropped since the daemon started.
-    drops: Cell<u64>,
+    /// Frames, packets and messages that were dropped since the daemon started.
+    pub(super) drops: Arc<AtomicU64>,
     pub(super) changes: RefCell<Changes>,
     pub(super) controllers: Controllers,
+    /// Commands that may be carried out at once, over all lines.
+    pub(super) permits: Arc<Semaphore>,
+    /// The last event of a new EID.
+    eid_event: Cell<Option<Instant>>,
     /// The daemon's version.
     pub(super) version: String,
 }
@@ -48,20 +62,19 @@ impl ManagedNode {
         identity: EndpointIdentity,
         version: String,
         daemon: Handle,
+        drops: Arc<AtomicU64>,
     ) -> Self {
         Self {
             config,
             identity,
             daemon,
-            drops: Cell::new(0),
+            drops,
             changes: RefCell::default(),
             controllers: Controllers::default(),
+            permits: Arc::new(Semaphore::new(COMMANDS)),
+            eid_event: Cell::new(None),
             version,
         }
-    }
-
-    pub(super) fn note_drop(&self) {
-        self.drops.set(self.drops.get().wrapping_add(1));
     }
 
     /// Carries out a request that a command slot has accepted.
@@ -80,6 +93,34 @@ impl ManagedNode {
 
     pub(super) fn may(&self, right: Right) -> bool {
         self.config.allow.contains(&right)
+    }
+
+    /// Keeps a line's EID, which later lines begin with. It needs no right, as a bus owner must be
+    /// able to give EIDs.
+    pub(super) async fn set_eid(&self, eid: u8, caller: &Caller) {
+        if eid == self.identity.eid() {
+            return;
+        }
+        self.identity.set_eid(eid).await;
+        tracing::info!(
+            line = &*caller.line,
+            eid,
+            "the management endpoint has a new EID"
+        );
+        // No flood of these may displace other events.
+        let last = self.eid_event.replace(Some(Instant::now()));
+        if last.is_some_and(|last| last.elapsed() < EID_EVENT_PAUSE) {
+            return;
+        }
+        let request = format!("Set Endpoint ID: {eid}");
+        self.audit(
+            caller,
+            "change the management endpoint",
+            request,
+            false,
+            "done",
+        )
+        .await;
     }
 
     /// Records a change; `request` names the command.
@@ -133,6 +174,12 @@ impl ManagedNode {
             // Something may have happened.
             Err(error) if error.kind.status().is_server_error() => {
                 let result = format!("{}: {error}", error.kind.status());
+                self.audit(caller, action, request, destructive, &result)
+                    .await;
+            }
+            // A part of it may have happened.
+            Err(error) if destructive => {
+                let result = format!("refused: {error}");
                 self.audit(caller, action, request, destructive, &result)
                     .await;
             }

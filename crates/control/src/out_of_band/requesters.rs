@@ -15,6 +15,8 @@ const FORGET_AFTER: Duration = Duration::from_secs(30);
 #[derive(Debug)]
 pub(super) struct Requester {
     eid: u8,
+    /// Unlike those of all earlier requesters of the line.
+    pub(super) number: u64,
     pub(super) responder: Responder<Address>,
     used: Instant,
     /// Commands that are carried out, and when they must be answered provisionally.
@@ -26,6 +28,7 @@ pub(super) struct Requester {
 pub(super) struct Requesters {
     known: Vec<Requester>,
     noted: Drops,
+    next_number: u64,
 }
 
 impl Requesters {
@@ -41,8 +44,11 @@ impl Requesters {
                     let (oldest, _) = all.min_by_key(|(_, known)| known.used)?;
                     self.known.swap_remove(oldest);
                 }
+                let number = self.next_number;
+                self.next_number += 1;
                 self.known.push(Requester {
                     eid,
+                    number,
                     responder: Responder::new(),
                     used: now,
                     pending: Vec::new(),
@@ -53,6 +59,11 @@ impl Requesters {
         let requester = self.known.get_mut(at)?;
         requester.used = now;
         Some(requester)
+    }
+
+    /// A requester that is still known.
+    pub(super) fn by_number(&mut self, number: u64) -> Option<&mut Requester> {
+        self.known.iter_mut().find(|known| known.number == number)
     }
 
     /// Tells all requesters of dropped packets, for Get State.

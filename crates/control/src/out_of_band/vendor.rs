@@ -11,7 +11,7 @@ use zerocopy::little_endian::U64;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::answer::CommandAnswer;
-use super::namespaces::{answer, find, no_namespace};
+use super::namespaces::{answer, find, no_namespace, status_of};
 use super::node::{Caller, ManagedNode};
 use crate::config::Right;
 use crate::model::error::ApiError;
@@ -48,7 +48,10 @@ impl ManagedNode {
         });
         let page = match page.await {
             Ok(page) => page,
-            Err(error) => return answer(Err(error), Status::INVALID_FIELD),
+            Err(error) => {
+                let status = status_of(&error, Status::INVALID_FIELD);
+                return CommandAnswer::admin(status, 0, Vec::new());
+            }
         };
         let rest = usize::try_from(offset)
             .ok()
@@ -138,6 +141,10 @@ impl ManagedNode {
             Some(spec) if !spec.is_empty() => spec.to_owned(),
             _ => return CommandAnswer::admin(Status::INVALID_FIELD.with_dnr(), 0, Vec::new()),
         };
+        // Other kinds of devices create what they name, or keep data in memory.
+        if !spec.starts_with('/') && !spec.starts_with("file:/") {
+            return CommandAnswer::admin(Status::INVALID_FIELD.with_dnr(), 0, Vec::new());
+        }
         let request = format!("Add Device: {spec}");
         let added = self.daemon.change_with(|daemon, owner| async move {
             let body = DeviceAdd {

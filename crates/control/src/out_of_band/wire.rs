@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use forebay_mctp::{BASELINE_UNIT_BYTES, MAX_UNIT_BYTES};
 use rustix::fs::{Mode, OFlags};
 use rustix::pty::OpenptFlags;
 use rustix::termios::{ControlModes, OptionalActions};
@@ -100,6 +101,14 @@ impl SerialWire {
         })
     }
 
+    /// The largest transmission unit. Linux' line discipline for MCTP takes packets of 68 bytes.
+    pub(super) fn max_unit_bytes(&self) -> u16 {
+        match self {
+            Self::Socket(_) => MAX_UNIT_BYTES as u16,
+            Self::Terminal { .. } => BASELINE_UNIT_BYTES as u16,
+        }
+    }
+
     /// Reads some bytes; 0 at the end of a connection.
     pub(super) async fn read(&self, bytes: &mut [u8]) -> io::Result<usize> {
         match self {
@@ -157,7 +166,7 @@ impl Drop for WireListener {
 
 impl WireListener {
     /// Binds the socket, for root and the daemon's user only.
-    pub(super) fn bind(path: &Path) -> io::Result<Self> {
+    pub(super) async fn bind(path: &Path) -> io::Result<Self> {
         if path.as_os_str().len() >= SOCKET_PATH_BYTES {
             let why = format!(
                 "the socket's path is too long (at most {} bytes): {}",
@@ -166,7 +175,11 @@ impl WireListener {
             );
             return Err(io::Error::new(io::ErrorKind::InvalidInput, why));
         }
-        let lock = lock_file(path, &format!("listens at {}", path.display()))?;
+        // It waits for another holder's end.
+        let locked = path.to_owned();
+        let lock = move || lock_file(&locked, &format!("listens at {}", locked.display()));
+        let lock = tokio::task::spawn_blocking(lock).await;
+        let lock = lock.map_err(io::Error::other)??;
         match std::fs::symlink_metadata(path) {
             Ok(old) if old.file_type().is_socket() => std::fs::remove_file(path)?,
             Ok(_) => {

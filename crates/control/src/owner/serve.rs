@@ -49,7 +49,7 @@ impl Owner {
                 // The receiver of `progress` ends this future.
                 return std::future::pending().await;
             }
-            self.link.acting.set(session.generation);
+            self.link.acts(&session);
             asked.extend(self.say_listeners(&session, &addresses));
             self.states.carried_out(&session, asked).await;
             progress(EngineProgress::Running);

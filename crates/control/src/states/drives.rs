@@ -133,6 +133,8 @@ pub(crate) struct DrivesHealth {
     pub(crate) temperature_k: Option<u16>,
     /// Life used, at most 255.
     pub(crate) used_percent: u8,
+    /// The least spare capacity that is known.
+    pub(crate) spare_percent: Option<u8>,
 }
 
 impl DeviceStates {
@@ -149,6 +151,8 @@ impl DeviceStates {
                 .temperature_c
                 .map(|celsius| celsius.saturating_add(273).max(1) as u16);
             all.temperature_k = all.temperature_k.max(kelvins);
+            let spare = [all.spare_percent, drive.spare_percent];
+            all.spare_percent = spare.into_iter().flatten().min();
             all.used_percent = all.used_percent.max(drive.used_percent.unwrap_or(0));
         }
         all

@@ -52,7 +52,7 @@ impl Supervisor {
                 "try again in a moment; `forebay status` says what is wrong with the catalog",
             ));
         }
-        self.firmware.set_next(slot)?;
+        self.firmware.set_next(slot).await?;
         let drops = self.line.drops();
         // If it died meanwhile, its successor already runs the new program.
         if self.serving_engine() == Some(before) {

@@ -127,11 +127,6 @@ impl Endpoint {
         self.config.eid
     }
 
-    /// Sets the EID: another line of the same endpoint got it.
-    pub fn set_eid(&mut self, eid: u8) {
-        self.config.eid = eid;
-    }
-
     /// The transmission unit of sent packets.
     #[must_use]
     pub fn unit_bytes(&self) -> usize {

@@ -150,11 +150,11 @@ pub struct ControllerHealth {
 }
 const _: () = assert!(size_of::<ControllerHealth>() == 16);
 
-/// CTEMP of [`SubsystemHealth`] for kelvins; `None` is a failed sensor.
+/// CTEMP of [`SubsystemHealth`] for kelvins; `None`: no data.
 #[must_use]
 pub fn composite_temperature(kelvins: Option<u16>) -> u8 {
     match kelvins {
-        None => 0x81,
+        None => 0x80,
         // Two's complement of -60 to 127 degrees Celsius.
         Some(kelvins) => (i32::from(kelvins) - 273).clamp(-60, 127) as i8 as u8,
     }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use axum::extract::State;
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
@@ -81,11 +83,13 @@ pub(in crate::api) async fn metrics_text(
         .ok();
     let volumes = daemon.read(|owner| owner.base.volume_list(None)).await;
     let volumes = volumes.unwrap_or_default();
+    let drops = daemon.ask(|daemon| daemon.out_of_band_drops.load(Relaxed));
     let text = metrics::text(&MetricSource {
         status: &status,
         stats: &stats,
         pool: pool.as_ref(),
         volumes: &volumes,
+        out_of_band_drops: drops.await?,
     });
     Ok(([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
 }

@@ -50,8 +50,6 @@ pub(crate) fn mi(
         _ => {}
     }
     let mut client = open().map_err(Failure::unreachable)?;
-    // Answers come faster, if the node allows the setting.
-    client.use_large_packets()?;
     match &args.command {
         MiCommand::Show => read::show(output, &mut client),
         MiCommand::Namespaces => read::namespaces(output, &mut client),

@@ -373,7 +373,7 @@ fn temperatures_are_coded() {
         (Some(272), 0xFF),
         (Some(213), 0xC4),
         (Some(0), 0xC4),
-        (None, 0x81),
+        (None, 0x80),
     ];
     for (kelvins, code) in cases {
         assert_eq!(data::composite_temperature(kelvins), code, "{kelvins:?}");
