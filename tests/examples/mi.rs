@@ -18,7 +18,7 @@ use forebay_tests::out_of_band::{self, ALL_RIGHTS, command};
 
 const EXPORTS: u8 = 64;
 const DEPTH: usize = 32;
-/// Of each export, while engines die.
+/// Commands per second of each export while engines die.
 const PER_SECOND: u32 = 50;
 /// The frames of a health poll and of its answer, in bytes.
 const REQUEST_BYTES: usize = 30;

@@ -26,7 +26,7 @@ const ENTRIES: usize = 255;
 /// The node's health at one moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct NodeHealth {
-    /// The pool is open, and all of it is served.
+    /// Whether the pool is open and the engine serves every device.
     pub(super) is_sound: bool,
     pub(super) engine: EngineState,
     /// As in SMART / Health Information.
@@ -38,7 +38,7 @@ pub(super) struct NodeHealth {
     namespaces: u64,
     /// Changes with the engine's program.
     firmware: u64,
-    /// Of each function: whether it serves a namespace.
+    /// Each function's number, and whether it serves a namespace.
     pub(super) functions: Vec<(u16, bool)>,
 }
 
@@ -146,7 +146,7 @@ struct Controller {
     changes: u16,
 }
 
-/// Changes that nobody has cleared.
+/// Changes since a client last cleared them.
 #[derive(Debug, Default)]
 pub(super) struct Changes {
     controllers: BTreeMap<u16, Controller>,

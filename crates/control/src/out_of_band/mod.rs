@@ -46,7 +46,7 @@ const MANAGEMENT: u16 = 0;
 const CONNECTIONS: usize = 32;
 /// How long a command may take.
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
-/// How long a peer may read nothing of an answer.
+/// How long a peer may leave an answer unread.
 const WRITE_LIMIT: Duration = Duration::from_secs(30);
 const FILE_LIMIT: Duration = Duration::from_secs(2);
 const RETRY: Duration = Duration::from_secs(2);

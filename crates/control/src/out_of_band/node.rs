@@ -108,10 +108,11 @@ impl ManagedNode {
             "the management endpoint has a new EID"
         );
         // No flood of these may displace other events.
-        let last = self.eid_event.replace(Some(Instant::now()));
+        let last = self.eid_event.get();
         if last.is_some_and(|last| last.elapsed() < EID_EVENT_PAUSE) {
             return;
         }
+        self.eid_event.set(Some(Instant::now()));
         let request = format!("Set Endpoint ID: {eid}");
         self.audit(
             caller,

@@ -141,7 +141,7 @@ impl ManagedNode {
             Some(spec) if !spec.is_empty() => spec.to_owned(),
             _ => return CommandAnswer::admin(Status::INVALID_FIELD.with_dnr(), 0, Vec::new()),
         };
-        // Other kinds of devices create what they name, or keep data in memory.
+        // A `ram:` device would create its file, and may keep data only in memory.
         if !spec.starts_with('/') && !spec.starts_with("file:/") {
             return CommandAnswer::admin(Status::INVALID_FIELD.with_dnr(), 0, Vec::new());
         }
