@@ -1,13 +1,8 @@
 //! The out-of-band endpoint of a daemon, with this project's own client.
 
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
-
 use anyhow::{Context, Result, bail, ensure};
 use forebay_initiator::mi::{MiClient, MiError};
 use forebay_initiator::{IoOp, IoQueue, Options, Session};
-use forebay_mctp::serial::encode;
-use forebay_mctp::{BASELINE_UNIT_BYTES, EID_NULL, Endpoint, EndpointConfig, NVME_MI};
 use forebay_nvme::identify::cns;
 use forebay_nvme::mi::{
     AdminCommand, ControlPrimitive, ControllerHealthPoll, DataStructure, GetConfiguration,
@@ -19,7 +14,7 @@ use forebay_tests::daemon::Daemon;
 use forebay_tests::host::HOST_NQN;
 use forebay_tests::lab::MINUTE;
 use forebay_tests::out_of_band::{
-    ALL_RIGHTS, attach, client, command, create, daemon, delete, namespaces, socket, table,
+    ALL_RIGHTS, attach, client, command, create, daemon, delete, namespaces, table,
 };
 use forebay_tests::system::hold_by_pid;
 use forebay_tests::wait;
@@ -494,57 +489,6 @@ fn a_refused_delete_changes_nothing() -> Result<()> {
 }
 
 #[test]
-fn a_flood_of_aborted_commands_is_bounded() -> Result<()> {
-    let daemon = daemon("", FUNCTIONS)?;
-    let mut line = UnixStream::connect(socket(&daemon))?;
-    line.set_nonblocking(true)?;
-    let log = AdminCommand {
-        controller: 0,
-        sqe: command(admin::GET_LOG_PAGE, 0, 0xC0 | 15 << 16, 0),
-        offset: 0,
-        length: 64,
-        data: &[],
-    };
-    let mut flood = Vec::new();
-    for message in [
-        MiRequest::Admin(log).encode(0),
-        MiRequest::Control(ControlPrimitive::Abort, 0).encode(0),
-    ] {
-        let mut endpoint = Endpoint::new(EndpointConfig {
-            uuid: [0; 16],
-            eid: 8,
-            static_eid: EID_NULL,
-            types: &[NVME_MI],
-            unit_bytes: BASELINE_UNIT_BYTES,
-        });
-        for packet in endpoint.request(EID_NULL, &message).1 {
-            encode(&packet, &mut flood);
-        }
-    }
-    let flood = flood.repeat(100);
-    let mut answers = vec![0; 64 << 10];
-    for _round in 0..200 {
-        // Whole frames need not arrive: the next flag begins a new one.
-        let _ = line.write(&flood);
-        while line.read(&mut answers).is_ok_and(|read| read > 0) {}
-        ensure!(daemon.status()?["daemon_pid"].is_u64());
-    }
-    drop(line);
-    let mut client = client(&daemon)?;
-    client.endpoint_id()?;
-    let pid = daemon.processes()?.daemon;
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kib: u64 = resident
-        .context("VmRSS")?
-        .trim()
-        .trim_end_matches(" kB")
-        .parse()?;
-    ensure!(kib < 200 << 10, "the daemon has {kib} KiB");
-    Ok(())
-}
-
-#[test]
 fn mi_read_only_by_default() -> Result<()> {
     let daemon = daemon("", FUNCTIONS)?;
     daemon.cli(&["tenant", "create", "t"])?;
@@ -612,89 +556,4 @@ fn mi_answers_without_engine() -> Result<()> {
     wait::until("a working subsystem", MINUTE, || {
         Ok((health(&mut client)?.1[0] == 0x30).then_some(()))
     })
-}
-
-#[test]
-fn mi_two_requesters() -> Result<()> {
-    let daemon = daemon(ALL_RIGHTS, FUNCTIONS)?;
-    std::thread::scope(|scope| {
-        let work = |number: usize| {
-            let socket = socket(&daemon);
-            move || -> Result<()> {
-                let mut client = MiClient::open(&socket)?;
-                for _round in 0..10 {
-                    let nsid = create(&mut client, 4096)?;
-                    let controller = [1, 2][number];
-                    attach(&mut client, nsid, controller, true)?;
-                    let own = namespaces(&mut client, controller, cns::ACTIVE_NAMESPACES)?;
-                    ensure!(own == [nsid], "{own:?}");
-                    attach(&mut client, nsid, controller, false)?;
-                    delete(&mut client, nsid)?;
-                }
-                Ok(())
-            }
-        };
-        let both = [0, 1].map(|number| scope.spawn(work(number)));
-        both.into_iter()
-            .try_for_each(|one| one.join().expect("a requester"))
-    })?;
-    ensure!(namespaces(&mut client(&daemon)?, 0, cns::ALLOCATED_NAMESPACES)?.is_empty());
-    Ok(())
-}
-
-#[test]
-fn mi_slow_serial() -> Result<()> {
-    let config = "[out_of_band]\nserial = \"pty:mctp.tty\"\nallow = [\"configuration\"]\n";
-    let daemon = Daemon::start(&forebay_tests::daemon::DaemonOptions {
-        config: config.into(),
-        ..Default::default()
-    })?;
-    let line = daemon.folder().join("mctp.tty");
-    let mut client = wait::until("the line", MINUTE, || Ok(MiClient::open(&line).ok()))?;
-    client.use_large_packets()?;
-    let identify = command(admin::IDENTIFY, 0, cns::CONTROLLER.into(), 0);
-    let whole = client.admin_read(0, identify, 4096)?.1;
-    drop(client);
-    // A relay that brings one byte at a time, in both directions.
-    let (near, far) = UnixStream::pair()?;
-    let terminal = std::fs::File::options()
-        .read(true)
-        .write(true)
-        .open(&line)?;
-    let mut from = (terminal.try_clone()?, far.try_clone()?);
-    let mut to = (terminal, far);
-    std::thread::spawn(move || relay(&mut from.0, &mut from.1));
-    std::thread::spawn(move || relay(&mut to.1, &mut to.0));
-    let mut client = MiClient::from(std::fs::File::from(std::os::fd::OwnedFd::from(near)));
-    for _round in 0..3 {
-        ensure!(client.admin_read(0, identify, 4096)?.1 == whole);
-    }
-    Ok(())
-}
-
-fn relay(from: &mut impl Read, to: &mut impl Write) {
-    let mut byte = [0];
-    while from.read_exact(&mut byte).is_ok() && to.write_all(&byte).is_ok() {
-        std::thread::sleep(std::time::Duration::from_micros(20));
-    }
-}
-
-#[test]
-fn mi_restart_keeps_identity() -> Result<()> {
-    let mut daemon = daemon("\"namespaces\"", FUNCTIONS)?;
-    let mut first = client(&daemon)?;
-    let uuid = first.endpoint_uuid()?;
-    first.set_endpoint_id(29)?;
-    ensure!(first.endpoint_id()? == 29);
-    // Another line has it, too.
-    ensure!(client(&daemon)?.endpoint_id()? == 29);
-    let nsid = create(&mut first, 4096)?;
-    attach(&mut first, nsid, 9, true)?;
-    daemon.kill_daemon()?;
-    daemon.start_again()?;
-    let mut again = client(&daemon)?;
-    ensure!(again.endpoint_uuid()? == uuid);
-    ensure!(again.endpoint_id()? == 29);
-    ensure!(namespaces(&mut again, 9, cns::ACTIVE_NAMESPACES)? == [nsid]);
-    Ok(())
 }

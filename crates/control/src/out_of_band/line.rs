@@ -2,6 +2,7 @@
 //!
 //! While the peer does not read, nothing more is read from it, so memory is bounded.
 
+use std::cell::Cell;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -59,7 +60,7 @@ struct LineTask {
     done: mpsc::Sender<Executed>,
 }
 
-/// Serves a line until its end. `Ok` is the end of a connection.
+/// Serves a line until its end. `Ok` is the end of a connection. `used`: when something came.
 ///
 /// # Errors
 /// The line fails, or its peer does not read.
@@ -67,6 +68,7 @@ pub(super) async fn serve(
     wire: SerialWire,
     name: Rc<str>,
     node: Rc<ManagedNode>,
+    used: Rc<Cell<Instant>>,
 ) -> io::Result<()> {
     // Every command slot of every requester.
     let (done, mut ended) = mpsc::channel(2 * REQUESTERS);
@@ -114,7 +116,10 @@ pub(super) async fn serve(
         tokio::select! {
             read = wire.read(&mut bytes), if has_room => match read? {
                 0 => return Ok(()),
-                read => rest = 0..read,
+                read => {
+                    rest = 0..read;
+                    used.set(Instant::now());
+                }
             },
             written = wire.write(&line.outgoing), if !line.outgoing.is_empty() => {
                 line.wrote(written?);

@@ -9,14 +9,15 @@
 //! `health`, `vpd`), and Admin commands (`admin`, `environment`,
 //! `namespaces`, `firmware`, `vendor`).
 
+use std::cell::Cell;
 use std::convert::Infallible;
 use std::io;
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
-use tokio::task::JoinSet;
-use tokio::time::sleep;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{Instant, sleep};
 
 use crate::config::{OutOfBand, Serial};
 use crate::daemon::Handle;
@@ -49,6 +50,9 @@ const COMMAND_LIMIT: Duration = Duration::from_secs(60);
 /// How long a peer may leave an answer unread.
 const WRITE_LIMIT: Duration = Duration::from_secs(30);
 const FILE_LIMIT: Duration = Duration::from_secs(2);
+/// A connection that has sent nothing for so long makes room for another one.
+const SILENT: Duration = Duration::from_secs(30);
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 const RETRY: Duration = Duration::from_secs(2);
 const PART: &str = "the out-of-band endpoint";
 
@@ -117,32 +121,65 @@ async fn one(
 ) -> io::Result<Infallible> {
     let wire = wire?;
     note(&node.daemon, Ok(())).await;
-    line::serve(wire, name.into(), node.clone()).await?;
+    let used = Rc::new(Cell::new(Instant::now()));
+    line::serve(wire, name.into(), node.clone(), used).await?;
     Err(io::ErrorKind::UnexpectedEof.into())
+}
+
+struct Connection {
+    task: AbortHandle,
+    /// When it last sent something.
+    used: Rc<Cell<Instant>>,
 }
 
 async fn listen(listener: WireListener, node: &Rc<ManagedNode>) -> io::Result<Infallible> {
     note(&node.daemon, Ok(())).await;
     let mut lines = JoinSet::new();
+    let mut connections: Vec<Connection> = Vec::new();
     let mut number = 0u64;
     loop {
         tokio::select! {
             stream = listener.accept() => {
-                let stream = stream?;
-                if lines.len() >= CONNECTIONS {
+                let stream = match stream {
+                    Ok(stream) => stream,
+                    Err(error) => {
+                        // Out of descriptors: wait rather than spin.
+                        tracing::warn!(%error, "can't accept an out-of-band connection");
+                        sleep(ACCEPT_PAUSE).await;
+                        continue;
+                    }
+                };
+                if !has_room(&mut connections) {
                     tracing::debug!("closed a connection to the out-of-band endpoint: it has {CONNECTIONS} others");
                     continue;
                 }
                 number += 1;
                 let name: Rc<str> = format!("connection {number}").into();
-                let node = node.clone();
-                lines.spawn_local(async move {
-                    if let Err(error) = line::serve(SerialWire::Socket(stream), name.clone(), node).await {
+                let used = Rc::new(Cell::new(Instant::now()));
+                let (node, noted) = (node.clone(), used.clone());
+                let task = lines.spawn_local(async move {
+                    let wire = SerialWire::Socket(stream);
+                    if let Err(error) = line::serve(wire, name.clone(), node, noted).await {
                         tracing::info!(line = &*name, %error, "an out-of-band connection ended");
                     }
                 });
+                connections.push(Connection { task, used });
             }
-            Some(_) = lines.join_next() => {}
+            Some(_) = lines.join_next() => connections.retain(|one| !one.task.is_finished()),
         }
     }
+}
+
+/// If the socket has all its connections, one that has been silent makes room.
+fn has_room(connections: &mut Vec<Connection>) -> bool {
+    if connections.len() < CONNECTIONS {
+        return true;
+    }
+    let all = connections.iter().enumerate();
+    let silent = all.filter(|(_, one)| one.used.get().elapsed() > SILENT);
+    let Some((oldest, _)) = silent.min_by_key(|(_, one)| one.used.get()) else {
+        return false;
+    };
+    connections.swap_remove(oldest).task.abort();
+    true
 }

@@ -2,7 +2,8 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 
-use forebay_xlate::boundary::message::{FaultFailure, Job, ToEngine};
+use forebay_pool::{ExportRecord, NewExport};
+use forebay_xlate::boundary::message::{FaultFailure, FrontendKind, Job, ToEngine};
 use forebay_xlate::boundary::region::ControllerContent;
 use forebay_xlate::boundary::region::controller::STATE_WORDS;
 
@@ -226,5 +227,37 @@ fn the_engine_forgets_a_snapshot_with_its_last_export() {
             assert!(core.grants.iter().all(|grant| grant.volume != s));
         }
         life.check().await;
+    });
+}
+
+#[test]
+fn a_vm_is_seen_while_engines_change() {
+    run(async {
+        let place = Place::new();
+        let mut life = Life::first(&place, Begin::default()).await;
+        let a = life.volume("a", BYTES).await;
+        let export = {
+            let new = NewExport {
+                frontend: FrontendKind::VhostUser {
+                    queues: 1,
+                    pinned_memory: false,
+                },
+                ..NewExport::default()
+            };
+            let pool = &mut life.owner.base.core.borrow_mut().pool;
+            pool.create_export_as(a, new, 0).unwrap()
+        };
+        let is_used = || {
+            let of_it = |used: &ExportRecord, _: Option<&str>| used.id == export;
+            life.owner.hosts.refuse_in_use_now("it", of_it).is_err()
+        };
+        assert!(!is_used());
+        let lane = &life.fake.region.lanes()[0];
+        lane.export.store(export.0 + 1, Relaxed);
+        lane.connections.store(1, Relaxed);
+        assert!(is_used());
+        // The engine's death: its records stay.
+        life.owner.link.close();
+        assert!(is_used());
     });
 }
