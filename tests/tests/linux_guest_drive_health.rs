@@ -143,5 +143,35 @@ fn linux_guest_drive_health() -> Result<()> {
         "{shown}"
     );
     println!("{shown}");
+
+    // The same out of band.
+    let devices = inside(&format!("{AGAIN}fb mi --line mctp.sock --json devices"))?;
+    let devices: Value = serde_json::from_str(&devices)?;
+    has(
+        &devices[0]["drive"],
+        &json!({
+            "model": "QEMU NVMe Ctrl",
+            "serial": "emulated0",
+            "critical_warning": 4,
+            "temperature_c": 50,
+            "spare_percent": 0,
+            "media_errors": 0,
+        }),
+    )?;
+    has(
+        &devices[1]["drive"],
+        &json!({
+            "model": "QEMU HARDDISK",
+            "temperature_c": 31,
+            "spare_percent": null,
+            "power_on_hours": 1,
+        }),
+    )?;
+    has(&devices[2], &json!({ "drive": null, "state": "online" }))?;
+    let node = inside(&format!("{AGAIN}fb mi --line mctp.sock --json show"))?;
+    has(
+        &serde_json::from_str(&node)?,
+        &json!({ "critical_warning": 4, "temperature_c": 50 }),
+    )?;
     guest.power_off()
 }

@@ -22,6 +22,7 @@ export LD_LIBRARY_PATH=/tmp/forebay
 /// In that folder: starts the daemon, and makes the shell function `fb`, its command line.
 pub const SERVE: &str = "
 printf '[node]\\nname = \"test\"\\n[listen]\\nnvme_tcp = [\"127.0.0.1:4420\"]\\napi = \"api.sock\"\\n' > forebay.toml
+printf '[out_of_band]\\nserial = \"unix:mctp.sock\"\\n' >> forebay.toml
 ./forebay serve --config /tmp/forebay/forebay.toml > serve.log 2>&1 < /dev/null &
 for try in $(seq 1200); do [ -S api.sock ] && break; sleep 0.1; done
 fb() { ./forebay --socket /tmp/forebay/api.sock \"$@\"; }
