@@ -7,6 +7,7 @@ mod report;
 mod worker;
 
 use std::net::SocketAddr;
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -256,6 +257,13 @@ fn check(spec: &LoadSpec) -> Result<(), Error> {
     Err(Error::Argument(problem.into()))
 }
 
+/// A queue's own part of the places, for [`Access::Sequential`].
+pub(crate) fn part(places: u64, queues: u16, number: u64) -> Range<u64> {
+    let count = (places / u64::from(queues.max(1))).max(1);
+    let first = number * count % places.max(1);
+    first..(first + count).min(places)
+}
+
 fn geometry(spec: &LoadSpec, session: &Session) -> Result<Geometry, Error> {
     let addr = spec.addr;
     let unusable = |what: String| Error::Unusable { addr, what };
@@ -323,4 +331,17 @@ fn geometry(spec: &LoadSpec, session: &Session) -> Result<Geometry, Error> {
         step_blocks: step_bytes / u64::from(namespace.block_bytes),
         places,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::part;
+
+    #[test]
+    fn queues_have_parts_of_their_own() {
+        let parts = |places| [0, 1, 2].map(|number| part(places, 3, number));
+        assert_eq!(parts(10), [0..3, 3..6, 6..9]);
+        // Fewer places than queues.
+        assert_eq!(parts(2), [0..1, 1..2, 0..1]);
+    }
 }

@@ -64,12 +64,11 @@ impl Worker {
         shared: Arc<LoadShared>,
     ) -> Self {
         let mut rng = Rng::with_seed(spec.seed ^ (first_queue as u64) << 48);
-        let part = (geometry.places / u64::from(spec.queues)).max(1);
         let now = Instant::now();
         let lanes = queues.into_iter().enumerate().map(|(i, queue)| {
             let number = first_queue + i;
-            let first = number as u64 * part % geometry.places;
-            let mut end = (first + part).min(geometry.places);
+            let part = super::part(geometry.places, spec.queues, number as u64);
+            let (first, mut end) = (part.start, part.end);
             let mut once = Vec::new();
             if matches!(spec.access, Access::Once { .. }) {
                 if number + 1 == usize::from(spec.queues) {

@@ -3,6 +3,7 @@
 //! A thread drives each queue, or a pinned one drives all. A fixed rate compares the costs of
 //! targets that are faster than this client. A pause shows the latency of a sleeping target.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use rustix::thread::{CpuSet, sched_setaffinity};
 use rustix::time::{ClockId, clock_gettime};
 
 use super::{DiskCompletion, DiskStatus, Error, Geometry, Op, Options, Queue, Target};
-use crate::load::{Access, LoadReport, OpReport, Outcome, Progress};
+use crate::load::{self, Access, LoadReport, OpReport, Outcome, Progress};
 
 /// The longest sleep before the end is checked.
 const TURN: Duration = Duration::from_millis(20);
@@ -178,6 +179,7 @@ struct LoadLane {
     begun: Vec<LoadInFlight>,
     idle: Vec<u16>,
     next: u64,
+    part: Range<u64>,
     submitted: u64,
 }
 
@@ -202,7 +204,7 @@ impl Worker {
         let mut rng = Rng::with_seed(spec.seed ^ number << 48);
         let now = Instant::now();
         let mut content = vec![0; spec.block_bytes as usize];
-        let lanes = queues.into_iter().map(|queue| {
+        let lanes = queues.into_iter().zip(number..).map(|(queue, number)| {
             for slot in 0..queue.depth() {
                 rng.fill(&mut content);
                 queue.put(slot, &content);
@@ -211,11 +213,13 @@ impl Worker {
                 at: now,
                 is_read: false,
             };
+            let part = load::part(places, spec.options.queues, number);
             LoadLane {
                 begun: vec![begun; usize::from(queue.depth())],
                 idle: (0..queue.depth()).collect(),
                 queue,
-                next: 0,
+                next: part.start,
+                part,
                 submitted: 0,
             }
         });
@@ -308,7 +312,10 @@ impl Worker {
             let place = match spec.access {
                 Access::Sequential => {
                     let place = lane.next;
-                    lane.next = (place + 1) % self.places;
+                    lane.next = place + 1;
+                    if lane.next >= lane.part.end {
+                        lane.next = lane.part.start;
+                    }
                     place
                 }
                 Access::Random | Access::Once { .. } => self.rng.u64(..self.places),
