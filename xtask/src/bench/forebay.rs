@@ -137,6 +137,12 @@ impl Forebay {
         Ok(())
     }
 
+    /// Replaces the engine as an operator does.
+    pub(crate) fn upgrade(&mut self) -> Result<()> {
+        self.cli(&["upgrade"])?;
+        self.note_engine()
+    }
+
     /// Stops both processes, and starts them again.
     pub(crate) fn restart(&mut self) -> Result<()> {
         self.stop()?;

@@ -1,5 +1,11 @@
 //! `cargo xtask bench`: runs a benchmark from [`BENCHES`].
 
+mod bmstore;
+mod bmstore_cases;
+mod bmstore_clients;
+mod bmstore_devices;
+mod bmstore_load;
+mod bmstore_upgrade;
 mod burst;
 mod burst_client;
 mod burst_rig;
@@ -45,13 +51,15 @@ pub(crate) struct Options {
     pub(crate) json: Option<PathBuf>,
     /// Uses the profile `release`, for published values.
     pub(crate) release: bool,
-    /// Filter by name, e.g. `null_read_qd128`, for `tcp`, `vhost`, `pcie`, `instructions` and `pool`.
+    /// Filter by name, e.g. `null_read_qd128`, for `bmstore`, `tcp`, `vhost`, `pcie`, `instructions`
+    /// and `pool`.
     pub(crate) only: Option<String>,
 }
 
 type Bench = (&'static str, fn(&Options) -> Result<()>);
 
-const BENCHES: [Bench; 13] = [
+const BENCHES: [Bench; 14] = [
+    ("bmstore", bmstore::run),
     ("burst", burst::run),
     ("device", device::run),
     ("instructions", recording::run_instructions),

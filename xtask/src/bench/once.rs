@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use xtask::process;
 
 use super::forebay::Forebay;
-use super::measure::{Clock, DISTURBED_CORES, Summary, median};
+use super::measure::{Clock, DISTURBED_CORES, Sample, Summary, median};
 
 pub(super) const CLIENT_CPU: usize = 1;
 pub(super) const DEPTH: u32 = 32;
@@ -55,6 +55,12 @@ pub(super) trait Measured {
 }
 
 impl Measured for Run {
+    fn others_cores(&self) -> f64 {
+        self.others_cores
+    }
+}
+
+impl Measured for Sample {
     fn others_cores(&self) -> f64 {
         self.others_cores
     }

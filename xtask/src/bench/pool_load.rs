@@ -1,4 +1,4 @@
-//! A host that writes 4 KiB at depth 32, and notes when each write began and ended.
+//! A host that writes or reads 4 KiB at depth 32, and notes when each command began and ended.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc;
@@ -15,11 +15,13 @@ const DEPTH: u16 = 32;
 const LIMIT: Duration = Duration::from_secs(60);
 const TURN: Duration = Duration::from_millis(20);
 
-/// Where to write; a place is 4 KiB, counted from the volume's start.
+/// Where to write or read; a place is 4 KiB, counted from the volume's start.
 pub(super) enum Places {
-    /// Any place below.
+    /// Writes to any place below.
     Random(u64),
-    /// Each once.
+    /// Reads of any place below.
+    Reads(u64),
+    /// Writes to each once.
     Each(Vec<u64>),
 }
 
@@ -36,13 +38,14 @@ pub(super) fn once_per(stride_bytes: u64, volume_bytes: u64, scattered: bool) ->
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Write {
+pub(super) struct Command {
     pub(super) begun: Instant,
     pub(super) ended: Instant,
 }
 
-/// Writes until `over` or the last place; returns the writes in the order of their ends.
-fn write(host: &mut Host, mut places: Places, over: &AtomicBool) -> Result<Vec<Write>> {
+/// Runs commands until `over` or the last place; returns them in the order of their ends.
+fn run(host: &mut Host, mut places: Places, over: &AtomicBool) -> Result<Vec<Command>> {
+    let is_read = matches!(places, Places::Reads(_));
     let mut random = fastrand::Rng::with_seed(2);
     let mut free: Vec<u16> = (0..DEPTH).collect();
     let mut begun = vec![Instant::now(); usize::from(DEPTH)];
@@ -58,13 +61,13 @@ fn write(host: &mut Host, mut places: Places, over: &AtomicBool) -> Result<Vec<W
             && let Some(slot) = free.last().copied()
         {
             let place = match &mut places {
-                Places::Random(below) => Some(random.u64(..*below)),
+                Places::Random(below) | Places::Reads(below) => Some(random.u64(..*below)),
                 Places::Each(all) => all.pop(),
             };
             let Some(place) = place else { break };
             free.pop();
             begun[usize::from(slot)] = now;
-            host.submit(slot, false, place)?;
+            host.submit(slot, is_read, place)?;
         }
         if free.len() == usize::from(DEPTH) {
             return Ok(writes);
@@ -75,9 +78,12 @@ fn write(host: &mut Host, mut places: Places, over: &AtomicBool) -> Result<Vec<W
         if !slots.is_empty() {
             last_end = ended;
         }
-        ensure!(ended - last_end < LIMIT, "no write ended within {LIMIT:?}");
+        ensure!(
+            ended - last_end < LIMIT,
+            "no command ended within {LIMIT:?}"
+        );
         let begun = |slot: &u16| begun[usize::from(*slot)];
-        writes.extend(slots.iter().map(|slot| Write {
+        writes.extend(slots.iter().map(|slot| Command {
             begun: begun(slot),
             ended,
         }));
@@ -85,12 +91,12 @@ fn write(host: &mut Host, mut places: Places, over: &AtomicBool) -> Result<Vec<W
     }
 }
 
-/// Runs `act` while a host writes.
+/// Runs `act` while a host writes or reads.
 pub(super) fn during<T>(
     connect: impl FnOnce() -> Result<Host> + Send,
     places: Places,
     act: impl FnOnce() -> Result<T>,
-) -> Result<(T, Vec<Write>)> {
+) -> Result<(T, Vec<Command>)> {
     let over = AtomicBool::new(false);
     let (connected, wait) = mpsc::channel();
     std::thread::scope(|scope| {
@@ -98,14 +104,14 @@ pub(super) fn during<T>(
             pin()?;
             let mut host = connect()?;
             connected.send(())?;
-            write(&mut host, places, &over)
+            run(&mut host, places, &over)
         });
         // Without it, the writer's error follows.
         let acted = wait.recv().context("the host ended").and_then(|()| act());
         over.store(true, Relaxed);
         let written = writer.join().expect("a host does not panic");
         match (acted, written) {
-            (_, Err(error)) => Err(error.context("a host's writes")),
+            (_, Err(error)) => Err(error.context("a host's commands")),
             (acted, Ok(writes)) => Ok((acted?, writes)),
         }
     })
@@ -115,34 +121,35 @@ pub(super) fn during<T>(
 pub(super) fn write_each(
     connect: impl FnOnce() -> Result<Host> + Send,
     places: Vec<u64>,
-) -> Result<Vec<Write>> {
+) -> Result<Vec<Command>> {
     let never = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| {
             pin()?;
-            write(&mut connect()?, Places::Each(places), &never)
+            run(&mut connect()?, Places::Each(places), &never)
         });
         writer.join().expect("a host does not panic")
     })
 }
 
-fn pin() -> Result<()> {
+/// Keeps the calling thread on the clients' processor.
+pub(super) fn pin() -> Result<()> {
     let mut cpus = CpuSet::new();
     cpus.set(CLIENT_CPU);
     Ok(sched_setaffinity(None, &cpus)?)
 }
 
 /// The longest time without an end that overlaps this time.
-pub(super) fn longest_gap_ms(writes: &[Write], from: Instant, to: Instant) -> Result<f64> {
+pub(super) fn longest_gap_ms(writes: &[Command], from: Instant, to: Instant) -> Result<f64> {
     let pairs = writes
         .windows(2)
         .filter(|pair| pair[1].ended > from && pair[0].ended < to);
     let longest = pairs.map(|pair| pair[1].ended - pair[0].ended).max();
-    Ok(longest.context("no write ended")?.as_secs_f64() * 1e3)
+    Ok(longest.context("no command ended")?.as_secs_f64() * 1e3)
 }
 
 /// The longest write that was in flight during this time.
-pub(super) fn longest_write_ms(writes: &[Write], from: Instant, to: Instant) -> Result<f64> {
+pub(super) fn longest_write_ms(writes: &[Command], from: Instant, to: Instant) -> Result<f64> {
     let there = writes.iter().filter(|w| w.ended > from && w.begun < to);
     let longest = there.map(|write| write.ended - write.begun).max();
     Ok(longest.context("no write was in flight")?.as_secs_f64() * 1e3)
@@ -156,7 +163,7 @@ mod tests {
     fn gaps_and_writes_of_a_time() {
         let start = Instant::now();
         let at = |ms| start + Duration::from_millis(ms);
-        let write = |begun, ended| Write {
+        let write = |begun, ended| Command {
             begun: at(begun),
             ended: at(ended),
         };

@@ -21,7 +21,7 @@ use super::measure::Clock;
 use super::once::{self, Measured};
 use super::pool::{GIB, PoolBench, Rig, settle};
 use super::pool_load::{
-    Places, Write, during, longest_gap_ms, longest_write_ms, once_per, write_each,
+    Command, Places, during, longest_gap_ms, longest_write_ms, once_per, write_each,
 };
 
 const WRITTEN_BYTES: u64 = GIB;
@@ -178,7 +178,7 @@ pub(super) fn measure(
     })
 }
 
-fn stall(writes: &[Write], begun: Instant, ended: Instant) -> Result<Stall> {
+fn stall(writes: &[Command], begun: Instant, ended: Instant) -> Result<Stall> {
     let call = ended - begun;
     let before = begun.checked_sub(call.min(AROUND / 2)).unwrap_or(begun);
     let after = writes.iter().filter(|write| write.ended > ended).count();

@@ -130,7 +130,7 @@ pub(super) struct SpdkTarget {
 }
 
 impl SpdkTarget {
-    /// Serves a `null` or `ram` device on processor `cpu`.
+    /// Serves a `null` or `ram` device, or a file by its absolute path, on processor `cpu`.
     pub(super) fn start(spdk: &Path, device: &str, kind: Kind, cpu: usize) -> Result<Self> {
         let folder =
             crate::cargo::target_folder().join(format!("spdk-machine-{}", std::process::id()));
@@ -169,6 +169,7 @@ impl SpdkTarget {
         let megabytes = (VOLUME_BYTES >> 21).to_string();
         match device {
             "ram" => rpc(&["bdev_malloc_create", "-b", "b", &megabytes, "4096"])?,
+            file if file.starts_with('/') => rpc(&["bdev_aio_create", file, "b", "4096"])?,
             _ => rpc(&["bdev_null_create", "b", &megabytes, "4096"])?,
         }
         let at = this.folder.display().to_string();

@@ -291,12 +291,13 @@ fn load(
     turn(&[pid], || figures(&mut command).map(|figures| figures.perf))
 }
 
-struct Figures {
-    perf: spdk::Perf,
+pub(super) struct Figures {
+    pub(super) perf: spdk::Perf,
     p50_us: f64,
 }
 
-fn figures(command: &mut Command) -> Result<Figures> {
+/// Runs any of our clients.
+pub(super) fn figures(command: &mut Command) -> Result<Figures> {
     let text = process::text(command, LIMIT)?;
     let report: serde_json::Value = serde_json::from_str(&text)?;
     let line = report["lines"]
