@@ -1,8 +1,8 @@
 //! Measures for `cargo xtask bench mi` how fast the out-of-band endpoint answers.
 //!
 //! Health polls and a bare echo over a Unix socket take turns, while 64 exports are under load at
-//! depth 32. Then engines die under a lighter load, and the longest answer counts. Last, without
-//! load, the daemon's processor time for each command.
+//! depth 32. Then engines die and are replaced under a lighter load, and the longest answer counts.
+//! Last, without load, the daemon's processor time for each command.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -69,6 +69,14 @@ fn main() -> Result<()> {
                 longest = longest.max(time(|| identify(&mut client))?);
             }
             daemon.wait_engine_after(engine.generation, MINUTE)?;
+            std::thread::scope(|scope| -> Result<()> {
+                let upgrade = scope.spawn(|| daemon.cli(&["upgrade"]));
+                while !upgrade.is_finished() {
+                    longest = longest.max(time(|| poll(&mut client))?);
+                    longest = longest.max(time(|| identify(&mut client))?);
+                }
+                upgrade.join().expect("the upgrade").map(drop)
+            })?;
         }
         Ok(())
     })?;
@@ -89,7 +97,7 @@ fn main() -> Result<()> {
         "poll_p99_latency_ratio {:.3}",
         percentile_us(&polled, 99) / percentile_us(&echoed, 99)
     );
-    println!("deaths {deaths}");
+    println!("deaths_and_upgrades {deaths}");
     println!("answer_max_ms {:.2}", longest.as_secs_f64() * 1e3);
     println!("daemon_cpu_us {:.1}", seconds * 1e6 / f64::from(commands));
     println!("exports {EXPORTS}");

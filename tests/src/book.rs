@@ -41,6 +41,8 @@ pub enum Place {
     Package,
     /// A checkout (`sh,source`).
     Source,
+    /// A machine with `nvme-cli` and the node's MCTP line (`sh,bmc`).
+    Bmc,
 }
 
 /// A block of commands, or a comment with one.
@@ -132,6 +134,7 @@ pub fn parts(text: &str) -> Result<Vec<Part>> {
             "sh,guest" => Place::Host,
             "sh,package" => Place::Package,
             "sh,source" => Place::Source,
+            "sh,bmc" => Place::Bmc,
             "" => bail!("a block without a kind: {block:?}"),
             other if other.starts_with("sh") => bail!("a block of an unknown kind: {other}"),
             _ => continue,

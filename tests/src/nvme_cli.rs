@@ -97,6 +97,15 @@ impl NvmeCli {
         Ok(said)
     }
 
+    /// Runs a line as it is typed in a shell in that folder.
+    pub fn typed(&self, line: &str, folder: &Path) -> Result<()> {
+        let mut words = line.split_whitespace();
+        ensure!(words.next() == Some("nvme"), "another program: {line}");
+        let mut nvme = self.program();
+        nvme.args(words).current_dir(folder);
+        process::text(&mut nvme, LIMIT).map(drop)
+    }
+
     /// Runs a command with JSON as its output's format.
     pub fn json(&self, command: &str, args: &[&str]) -> Result<Value> {
         let args = [args, &["--output-format=json"]].concat();
@@ -122,8 +131,13 @@ impl NvmeCli {
     }
 
     fn command(&self, command: &str, args: &[&str]) -> Command {
-        let mut nvme = self.sysroot.command("usr/sbin/nvme", "nvme");
+        let mut nvme = self.program();
         nvme.arg(command).arg(&self.device).args(args);
+        nvme
+    }
+
+    fn program(&self) -> Command {
+        let mut nvme = self.sysroot.command("usr/sbin/nvme", "nvme");
         nvme.env("LD_PRELOAD", self.folder.path().join("mctp_socket.so"));
         nvme.env(LINE, &self.line);
         nvme

@@ -64,9 +64,19 @@ pub fn create(client: &mut MiClient, blocks: u64) -> Result<u32> {
 
 /// Attaches a namespace to a controller, or detaches it.
 pub fn attach(client: &mut MiClient, nsid: u32, controller: u16, attach: bool) -> Result<()> {
-    let mut data = vec![0; 4096];
-    data[0] = 1;
-    data[2..4].copy_from_slice(&controller.to_le_bytes());
+    attachment(client, nsid, &[controller], attach)
+}
+
+/// Attaches a namespace to several controllers with one command.
+pub fn attach_all(client: &mut MiClient, nsid: u32, controllers: &[u16]) -> Result<()> {
+    attachment(client, nsid, controllers, true)
+}
+
+fn attachment(client: &mut MiClient, nsid: u32, controllers: &[u16], attach: bool) -> Result<()> {
+    let count = u16::try_from(controllers.len())?;
+    let list = std::iter::once(&count).chain(controllers);
+    let mut data: Vec<u8> = list.flat_map(|entry| entry.to_le_bytes()).collect();
+    data.resize(4096, 0);
     let select = u32::from(!attach);
     client.admin_write(
         0,

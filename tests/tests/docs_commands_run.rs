@@ -44,7 +44,7 @@ fn run_page(page: &Page) -> Result<()> {
     for part in &page.parts {
         match part.place {
             Place::Vm => lines.extend_from_slice(&part.lines),
-            Place::Host | Place::Package | Place::Source => {}
+            Place::Host | Place::Package | Place::Source | Place::Bmc => {}
         }
     }
     match lines.is_empty() {

@@ -51,7 +51,7 @@ fn run(page: &Page) -> Result<usize> {
                 turns.push(&part.lines);
             }
             // These are alternatives to the blocks that run here.
-            Place::Package | Place::Source => {}
+            Place::Package | Place::Source | Place::Bmc => {}
         }
     }
     // The host releases its disks while the target still runs.

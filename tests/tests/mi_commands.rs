@@ -6,7 +6,7 @@ use forebay_initiator::{IoOp, IoQueue, Options, Session};
 use forebay_nvme::identify::cns;
 use forebay_nvme::mi::{
     AdminCommand, ControlPrimitive, ControllerHealthPoll, DataStructure, GetConfiguration,
-    MiCommand, MiRefusal, MiRequest, MiResponse, MiStatus, SetConfiguration, open,
+    MiCommand, MiRefusal, MiRequest, MiResponse, MiStatus, SetConfiguration,
 };
 use forebay_nvme::opcode::admin;
 use forebay_nvme::{NSID_ALL, Sqe, Status};
@@ -14,7 +14,7 @@ use forebay_tests::daemon::Daemon;
 use forebay_tests::host::HOST_NQN;
 use forebay_tests::lab::MINUTE;
 use forebay_tests::out_of_band::{
-    ALL_RIGHTS, attach, client, command, create, daemon, delete, namespaces, table,
+    ALL_RIGHTS, attach, attach_all, client, command, create, daemon, delete, namespaces, table,
 };
 use forebay_tests::system::hold_by_pid;
 use forebay_tests::wait;
@@ -74,6 +74,8 @@ fn mi_command_matrix() -> Result<()> {
     identify_commands(&mut client)?;
     log_and_feature_commands(&mut client)?;
     malformed_messages(&mut client)?;
+    firmware_commands(&mut client)?;
+    malformed_namespaces(&mut client)?;
     namespace_refusals(&daemon, &mut client)
 }
 
@@ -215,16 +217,6 @@ fn control_primitives(client: &mut MiClient) -> Result<()> {
     );
     control(client, ControlPrimitive::Pause)?;
     control(client, ControlPrimitive::Resume)?;
-    let vpd = MiCommand::ReadVpd {
-        offset: 0,
-        bytes: 8,
-    };
-    let first = client.exchange(&MiRequest::Command(vpd).encode(0))?;
-    // The replayed response comes after that of the primitive.
-    ensure!(control(client, ControlPrimitive::Replay { first_packet: 0 })? == 1);
-    let poll = MiRequest::Command(MiCommand::SubsystemHealth { clear: false }).encode(0);
-    let next = client.exchange(&poll)?;
-    ensure!(open(&first).is_ok() && open(&next).is_ok());
     Ok(())
 }
 
@@ -359,6 +351,69 @@ fn malformed_messages(client: &mut MiClient) -> Result<()> {
     Ok(())
 }
 
+/// An empty or impossible image; `tests/firmware.rs` has the others.
+fn firmware_commands(client: &mut MiClient) -> Result<()> {
+    let commit = |slot: u32, action: u32| command(admin::FIRMWARE_COMMIT, 0, slot | action << 3, 0);
+    let write = |client: &mut MiClient, sqe, data: &[u8]| failed(client.admin_write(0, sqe, data));
+    ensure!(write(client, commit(2, 0), &[])? == Status::INVALID_FIRMWARE_IMAGE);
+    ensure!(write(client, commit(1, 0), &[])? == Status::INVALID_FIRMWARE_SLOT);
+    ensure!(write(client, commit(3, 3), &[])? == Status::INVALID_FIRMWARE_SLOT);
+    let part = |dwords: u32, at: u32| command(admin::FIRMWARE_DOWNLOAD, 0, dwords - 1, at);
+    client.admin_write(0, part(1024, 0), &[0xA5; 4096])?;
+    ensure!(write(client, part(1024, 1 << 30), &[0; 4096])? == Status::INVALID_FIELD);
+    ensure!(write(client, part(1024, 0), &[0; 64])? == Status::INVALID_FIELD);
+    ensure!(write(client, commit(2, 3), &[])? == Status::INVALID_FIRMWARE_IMAGE);
+    Ok(())
+}
+
+/// Data that describes no namespace, and lists of no controllers.
+fn malformed_namespaces(client: &mut MiClient) -> Result<()> {
+    let create = command(admin::NAMESPACE_MANAGEMENT, 0, 0, 0);
+    let mut namespace = vec![0; 4096];
+    namespace[0] = 8;
+    namespace[8] = 8;
+    let changed = |at: usize, value: u8| {
+        let mut namespace = namespace.clone();
+        namespace[at] = value;
+        namespace
+    };
+    for (data, expected) in [
+        (namespace[..2048].to_vec(), Status::INVALID_FIELD),
+        (changed(0, 0), Status::INVALID_FIELD),
+        (changed(8, 4), Status::THIN_PROVISIONING_NOT_SUPPORTED),
+        (changed(26, 7), Status::INVALID_FORMAT),
+        (changed(29, 1), Status::INVALID_FORMAT),
+        (changed(9, 4), Status::INVALID_FIELD),
+    ] {
+        let done = failed(client.admin_write(0, create, &data))?;
+        ensure!(done == expected, "{:?}: {done:?}", &data[..32]);
+    }
+    let mut huge = changed(7, 0x7F);
+    huge[15] = 0x7F;
+    let done = failed(client.admin_write(0, create, &huge))?;
+    ensure!(done == Status::NAMESPACE_INSUFFICIENT_CAPACITY, "{done:?}");
+    let attach = command(admin::NAMESPACE_ATTACHMENT, 1, 0, 0);
+    let count_alone = 1_u16.to_le_bytes();
+    let twice = [2_u16, 9, 9].map(u16::to_le_bytes);
+    for list in [
+        &[0; 4096][..],
+        &[0xFF; 4096],
+        &count_alone,
+        twice.as_flattened(),
+    ] {
+        let mut data = list.to_vec();
+        data.resize(data.len().next_multiple_of(4), 0);
+        let done = failed(client.admin_write(0, attach, &data))?;
+        ensure!(
+            done == Status::CONTROLLER_LIST_INVALID,
+            "{:?}: {done:?}",
+            &data[..4]
+        );
+    }
+    ensure!(namespaces(client, 0, cns::ALLOCATED_NAMESPACES)?.is_empty());
+    Ok(())
+}
+
 fn namespace_refusals(daemon: &Daemon, client: &mut MiClient) -> Result<()> {
     let all = client.admin_write(0, command(admin::NAMESPACE_MANAGEMENT, NSID_ALL, 1, 0), &[]);
     ensure!(failed(all)? == Status::INVALID_FIELD);
@@ -385,6 +440,13 @@ fn namespace_refusals(daemon: &Daemon, client: &mut MiClient) -> Result<()> {
         exports.as_array().is_some_and(|exports| exports.len() == 2),
         "{exports}"
     );
+    // One refused controller of a list: none changes.
+    ensure!(attach_all(client, other, &[1, 2]).is_err());
+    ensure!(namespaces(client, 1, cns::ACTIVE_NAMESPACES)?.is_empty());
+    ensure!(attach_all(client, nsid, &[1, 9]).is_err());
+    ensure!(namespaces(client, 1, cns::ACTIVE_NAMESPACES)?.is_empty());
+    let erased = client.admin_write(0, format(other), &[])?;
+    ensure!(erased == 0);
     delete(client, nsid)?;
     delete(client, other)?;
     ensure!(namespaces(client, 0, cns::ALLOCATED_NAMESPACES)?.is_empty());
@@ -546,7 +608,19 @@ fn mi_answers_without_engine() -> Result<()> {
         }
         wait::until("an engine", MINUTE, || Ok(daemon.processes().ok()))?;
     }
+    // While a successor takes over.
+    let before = daemon.processes()?;
+    std::thread::scope(|scope| -> Result<()> {
+        let upgrade = scope.spawn(|| daemon.cli(&["upgrade"]));
+        while !upgrade.is_finished() {
+            ensure!(health(&mut client)?.1[0] == 0x30, "an interruption");
+            ensure!(namespaces(&mut client, 1, cns::ACTIVE_NAMESPACES)? == [nsid]);
+        }
+        upgrade.join().expect("the upgrade")?;
+        Ok(())
+    })?;
     let engine = daemon.processes()?.engine;
+    ensure!(engine != before.engine);
     hold_by_pid(engine, true)?;
     for _poll in 0..50 {
         ensure!(health(&mut client)?.1.len() == 8);

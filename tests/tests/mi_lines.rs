@@ -10,7 +10,7 @@ use forebay_initiator::mi::MiClient;
 use forebay_mctp::serial::{Decoder, encode};
 use forebay_mctp::{BASELINE_UNIT_BYTES, EID_NULL, Endpoint, EndpointConfig, NVME_MI};
 use forebay_nvme::identify::cns;
-use forebay_nvme::mi::{AdminCommand, ControlPrimitive, MiCommand, MiRequest, open};
+use forebay_nvme::mi::{AdminCommand, ControlPrimitive, MiCommand, MiRequest, MiResponse, open};
 use forebay_nvme::opcode::admin;
 use forebay_tests::daemon::{Daemon, DaemonOptions};
 use forebay_tests::lab::MINUTE;
@@ -53,21 +53,54 @@ fn requesters_and_slots_of_one_line_are_kept_apart() -> Result<()> {
         .collect();
     line.write_all(&all)?;
     let mut answered = Vec::new();
-    let mut decoder = Decoder::new();
-    let mut bytes = [0; 4096];
-    while answered.len() < asked.len() {
-        let read = line.read(&mut bytes)?;
-        ensure!(read > 0, "the line ended");
-        let mut rest = &bytes[..read];
-        while let Some(packet) = decoder.next_packet(&mut rest) {
-            // An answer fits into a packet; its header has the requester's EID.
-            let (header, _) = open(&packet[4..]).ok().context("a broken answer")?;
-            answered.push((packet[1], header.slot));
-        }
+    for packet in packets(&mut line, asked.len())? {
+        // An answer fits into a packet; its header has the requester's EID.
+        let (header, _) = open(&packet[4..]).ok().context("a broken answer")?;
+        answered.push((packet[1], header.slot));
     }
     answered.sort_unstable();
     ensure!(answered == asked, "{answered:?}");
     Ok(())
+}
+
+#[test]
+fn a_response_is_replayed() -> Result<()> {
+    let daemon = daemon("", FUNCTIONS)?;
+    let mut line = UnixStream::connect(socket(&daemon))?;
+    line.set_read_timeout(Some(MINUTE))?;
+    let vpd = MiCommand::ReadVpd {
+        offset: 0,
+        bytes: 100,
+    };
+    line.write_all(&frames(8, &MiRequest::Command(vpd).encode(1)))?;
+    let payloads = |packets: &[Vec<u8>]| -> Vec<Vec<u8>> {
+        packets.iter().map(|packet| packet[4..].to_vec()).collect()
+    };
+    let first = packets(&mut line, 2)?;
+    let replay = ControlPrimitive::Replay { first_packet: 0 };
+    line.write_all(&frames(8, &MiRequest::Control(replay, 7).encode(1)))?;
+    let again = packets(&mut line, 3)?;
+    let (_, done) = MiResponse::decode(&again[0][4..]).ok().context("decode")?;
+    ensure!(done == MiResponse::Control { tag: 7, value: 1 }, "{done:?}");
+    ensure!(payloads(&again[1..]) == payloads(&first));
+    Ok(())
+}
+
+/// The next packets of a line.
+fn packets(line: &mut UnixStream, count: usize) -> Result<Vec<Vec<u8>>> {
+    let mut packets = Vec::new();
+    let mut decoder = Decoder::new();
+    let mut bytes = [0; 4096];
+    while packets.len() < count {
+        let read = line.read(&mut bytes)?;
+        ensure!(read > 0, "the line ended");
+        let mut rest = &bytes[..read];
+        while let Some(packet) = decoder.next_packet(&mut rest) {
+            packets.push(packet.to_vec());
+        }
+    }
+    ensure!(packets.len() == count, "{packets:?}");
+    Ok(packets)
 }
 
 #[test]

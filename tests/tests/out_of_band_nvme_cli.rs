@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use forebay_nvme::mi::vendor::{LOG_NAMESPACE_BUDGET, NamespaceBudget, SET_NAMESPACE_BUDGET};
+use forebay_tests::book::{self, Place};
 use forebay_tests::daemon::{self, Daemon};
 use forebay_tests::mctp::Peer;
 use forebay_tests::nvme_cli::{NvmeCli, Version};
@@ -305,11 +306,10 @@ fn has_budgets(client: &NvmeCli, nsid: u64, daemon: &Daemon) -> Result<()> {
     Ok(())
 }
 
-/// Installs an image, which replaces the engine, and returns to the installed program.
-fn upgrades(client: &NvmeCli, daemon: &Daemon) -> Result<()> {
+/// A small image of another version, which runs this program.
+fn wrapped_image(daemon: &Daemon) -> Result<String> {
     let path = |name: &str| daemon.folder().join(name).display().to_string();
     let (key, wrapper, image) = (path(KEY), path("wrapper"), path("image"));
-    // A small image of another version, which runs this program.
     let program = daemon::program().display().to_string();
     let script = format!(
         "#!/bin/sh\n[ \"$1\" = --version ] && exec echo forebay {IMAGE_VERSION}\n\
@@ -326,7 +326,12 @@ fn upgrades(client: &NvmeCli, daemon: &Daemon) -> Result<()> {
         &wrapper,
         &image,
     ])?;
+    Ok(image)
+}
 
+/// Installs an image, which replaces the engine, and returns to the installed program.
+fn upgrades(client: &NvmeCli, daemon: &Daemon) -> Result<()> {
+    let image = wrapped_image(daemon)?;
     let before = daemon.processes()?;
     client.text("fw-download", &[&format!("--fw={image}")])?;
     client.text("fw-commit", &["--slot=2", "--action=3"])?;
@@ -387,6 +392,29 @@ fn audits_name_commands(daemon: &Daemon) -> Result<()> {
         ensure!(named.count() == expected, "{command}: {audits:#?}");
     }
     Ok(())
+}
+
+/// The page's commands, as they are written. They create namespace 2.
+#[test]
+fn nvme_cli_commands_of_the_book() -> Result<()> {
+    let (mut daemon, line) = start(out_of_band::ALL_RIGHTS)?;
+    let client = NvmeCli::prepare(Version::V2_3, &line, EID, 0)?;
+    Peer::connect(&line, 0)?.control(SET_EID, &[0, EID])?;
+    let image = wrapped_image(&daemon)?;
+    std::fs::rename(image, daemon.folder().join("forebay.image"))?;
+    let mut count = 0;
+    for page in book::pages()? {
+        let parts = page.parts.iter().filter(|part| part.place == Place::Bmc);
+        for command in parts.flat_map(|part| &part.lines) {
+            client.typed(command, daemon.folder())?;
+            count += 1;
+        }
+    }
+    ensure!(count > 0, "no page has commands of nvme-cli");
+    let log = client.json("fw-log", &[])?.to_string();
+    ensure!(log.contains("(afi)\":2,"), "{log}");
+    ensure!(volumes(&daemon)?.len() == 1 && exports(&daemon)?.is_empty());
+    daemon.stop()
 }
 
 #[test]

@@ -4,9 +4,9 @@
 
 use std::rc::Rc;
 
+use forebay_nvme::Status;
 use forebay_nvme::management::{FormatNvm, NamespaceAttachment, NamespaceManagement};
 use forebay_nvme::mi::{AdminCommand, MiStatus};
-use forebay_nvme::{NSID_ALL, Status};
 use forebay_xlate::VolumeId;
 
 use super::answer::CommandAnswer;
@@ -76,10 +76,6 @@ impl ManagedNode {
                     Status::NAMESPACE_IDENTIFIER_UNAVAILABLE,
                 )
             }
-            Ok(NamespaceManagement::Delete { nsid: NSID_ALL }) => {
-                // Every tenant's volumes.
-                CommandAnswer::admin(Status::INVALID_FIELD.with_dnr(), 0, Vec::new())
-            }
             Ok(NamespaceManagement::Delete { nsid }) => {
                 let request = format!("Namespace Management, delete: namespace {nsid}");
                 let deleted = self.delete(nsid).await;
@@ -106,42 +102,30 @@ impl ManagedNode {
             Ok(attachment) => attachment,
             Err(status) => return CommandAnswer::admin(status, 0, Vec::new()),
         };
-        let functions: Option<Vec<&Function>> = attachment
-            .controllers
-            .iter()
-            .map(|number| self.function(*number))
+        let functions: Option<Vec<Function>> = (attachment.controllers.iter())
+            .map(|number| self.function(*number).cloned())
             .collect();
-        // A disk's host sees one namespace, so several functions need several exports.
         let Some(functions) = functions else {
             return CommandAnswer::admin(Status::CONTROLLER_LIST_INVALID, 0, Vec::new());
         };
         let nsid = attachment.nsid;
-        let mut done = Ok(Status::SUCCESS);
-        for function in functions {
-            let number = function.number;
-            let (verb, action) = match attachment.attach {
-                true => ("attach", "export a volume"),
-                false => ("detach", "delete an export"),
-            };
-            let request =
-                format!("Namespace Attachment, {verb}: namespace {nsid}, controller {number}");
-            done = match attachment.attach {
-                true => self.attach(nsid, function.clone()).await,
-                false => self.detach(nsid, number).await,
-            };
-            match &done {
-                Ok(Status::SUCCESS) => {
-                    let result = Ok("done".to_owned());
-                    self.audit_result(caller, action, request, !attachment.attach, &result)
-                        .await;
-                }
-                Ok(_) => break,
-                Err(error) => {
-                    self.audit_result(caller, action, request, true, &Err(error))
-                        .await;
-                    break;
-                }
-            }
+        let (verb, action) = match attachment.attach {
+            true => ("attach", "export a volume"),
+            false => ("detach", "delete an export"),
+        };
+        let numbers: Vec<String> = functions.iter().map(|f| f.number.to_string()).collect();
+        let request = format!(
+            "Namespace Attachment, {verb}: namespace {nsid}, controllers {}",
+            numbers.join(", ")
+        );
+        let done = match attachment.attach {
+            true => self.attach(nsid, functions).await,
+            false => self.detach(nsid, functions).await,
+        };
+        if let Ok(Status::SUCCESS) | Err(_) = &done {
+            let result = done.as_ref().map(|_| "done".to_owned());
+            self.audit_result(caller, action, request, !attachment.attach, &result)
+                .await;
         }
         self.changed(Some(nsid));
         match done {
@@ -165,10 +149,6 @@ impl ManagedNode {
             Err(status) => return CommandAnswer::admin(status, 0, Vec::new()),
         };
         let nsid = format.nsid;
-        if nsid == NSID_ALL {
-            // It would erase every tenant.
-            return CommandAnswer::admin(Status::INVALID_FIELD.with_dnr(), 0, Vec::new());
-        }
         let request = format!("Format NVM: namespace {nsid}");
         let erased = self.daemon.change(move |owner| async move {
             let named = find(&owner, nsid).ok_or_else(|| no_namespace(nsid))?;
@@ -229,50 +209,71 @@ impl ManagedNode {
         deleted.await.map(|_| ())
     }
 
-    async fn attach(&self, nsid: u32, function: Function) -> Result<Status, ApiError> {
+    /// Exports the volume for each of the functions, or for none.
+    async fn attach(&self, nsid: u32, functions: Vec<Function>) -> Result<Status, ApiError> {
         let attached = self.daemon.change(move |owner| async move {
             let named = find(&owner, nsid).ok_or_else(|| no_namespace(nsid))?;
-            let taken = {
+            for function in &functions {
                 let core = owner.base.core.borrow();
-                let export = core.pool.exports().of_function(function.number);
-                export.map(|export| export.volume)
-            };
-            match taken {
-                Some(VolumeId(volume)) if volume == u64::from(nsid) => {
-                    return Ok(Status::NAMESPACE_ALREADY_ATTACHED);
+                match core.pool.exports().of_function(function.number) {
+                    Some(export) if export.volume == VolumeId(nsid.into()) => {
+                        return Ok(Status::NAMESPACE_ALREADY_ATTACHED);
+                    }
+                    Some(_) => return Ok(Status::NAMESPACE_ATTACHMENT_LIMIT_EXCEEDED),
+                    None => {}
                 }
-                Some(_) => return Ok(Status::NAMESPACE_ATTACHMENT_LIMIT_EXCEEDED),
-                None => {}
             }
-            let body = ExportCreate {
-                tenant: named.tenant,
-                volume: named.volume,
-                hosts: function.hosts,
-                any_host: function.any_host,
-                frontend: function.frontend,
-                socket: function.socket,
-                shared: true,
-                ..ExportCreate::default()
-            };
-            let created = owner
-                .exports
-                .export_create_for(body, VolumeId(nsid.into()), function.number)
-                .await;
-            created.map(|_| Status::SUCCESS)
+            let mut exports = Vec::new();
+            for function in functions {
+                // A disk's host sees one namespace, so each function needs an export.
+                let body = ExportCreate {
+                    tenant: named.tenant.clone(),
+                    volume: named.volume.clone(),
+                    hosts: function.hosts,
+                    any_host: function.any_host,
+                    frontend: function.frontend,
+                    socket: function.socket,
+                    shared: true,
+                    ..ExportCreate::default()
+                };
+                let created = owner
+                    .exports
+                    .export_create_for(body, VolumeId(nsid.into()), function.number)
+                    .await;
+                match created {
+                    Ok(export) => exports.push(export.id),
+                    Err(error) => {
+                        for export in exports {
+                            if let Err(error) = delete_export(&owner, &named, export).await {
+                                tracing::warn!(%error, "an export of a failed attachment stays");
+                            }
+                        }
+                        return Err(error);
+                    }
+                }
+            }
+            Ok(Status::SUCCESS)
         });
         attached.await
     }
 
-    async fn detach(&self, nsid: u32, number: u16) -> Result<Status, ApiError> {
+    /// Ends the functions' exports of the volume. The first with connected hosts ends the command.
+    async fn detach(&self, nsid: u32, functions: Vec<Function>) -> Result<Status, ApiError> {
         let detached = self.daemon.change(move |owner| async move {
             let named = find(&owner, nsid).ok_or_else(|| no_namespace(nsid))?;
-            let all = functions_of(&owner, nsid);
-            let Some((_, export)) = all.into_iter().find(|(of, _)| *of == number) else {
+            let attached = functions_of(&owner, nsid);
+            let own = |function: &Function| {
+                let export = attached.iter().find(|(of, _)| *of == function.number);
+                export.map(|(_, export)| *export)
+            };
+            let exports: Option<Vec<u64>> = functions.iter().map(own).collect();
+            let Some(exports) = exports else {
                 return Ok(Status::NAMESPACE_NOT_ATTACHED);
             };
-            delete_export(&owner, &named, export)
-                .await
-                .map(|()| Status::SUCCESS)
+            for export in exports {
+                delete_export(&owner, &named, export).await?;
+            }
+            Ok(Status::SUCCESS)
         });
         detached.await
     }
