@@ -91,6 +91,9 @@ pub struct ErrorEntry {
 }
 const _: () = assert!(size_of::<ErrorEntry>() == 64);
 
+/// Critical warning: the temperature is outside its thresholds.
+pub const TEMPERATURE_WARNING: u8 = 1 << 1;
+
 /// SMART / Health (5.16.1.3, figure 207).
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned,

@@ -36,7 +36,7 @@ const SIDES: [&str; 4] = ["tcp", "vfio_user", "vhost_user", "spdk_vhost"];
 type Row = (&'static str, &'static str, &'static str, &'static str);
 
 /// The slides of the paper have the ratios of all cases. A third party quotes the latencies.
-const ROWS: [Row; 14] = [
+const ROWS: [Row; 15] = [
     (
         "IOPS over bare, lowest case",
         "0.96 (0.83)",
@@ -91,7 +91,13 @@ const ROWS: [Row; 14] = [
         "26 clients: lowest over highest",
         "plot",
         "",
-        "clients_26_fairness_share",
+        "clients_26_file_fairness_share",
+    ),
+    (
+        "  on a device in memory",
+        "",
+        "",
+        "clients_26_ram_fairness_share",
     ),
     (
         "upgrade, reads: longest gap, ms",

@@ -153,7 +153,14 @@ impl Controller {
         // Thousands of 512 bytes.
         let units = |bytes: u128| U128::new(bytes.div_ceil(512_000));
         let mut page = SmartHealth::new_zeroed();
+        let kelvin = health.temperature_kelvin;
+        let outside =
+            kelvin >= self.state.temperature_over || kelvin <= self.state.temperature_under;
         page.critical_warning = health.critical_warning;
+        // 0 is unknown.
+        if kelvin != 0 && outside {
+            page.critical_warning |= log_page::TEMPERATURE_WARNING;
+        }
         page.composite_temperature = U16::new(health.temperature_kelvin);
         page.available_spare = health.available_spare_percent;
         page.available_spare_threshold = health.spare_threshold_percent;

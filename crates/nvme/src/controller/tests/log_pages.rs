@@ -126,6 +126,24 @@ fn smart_health() {
 }
 
 #[test]
+fn temperature_thresholds() {
+    let mut bench = Bench::ready();
+    let under = 1 << 20;
+    for (thresholds, warning) in [
+        ([311, under | 309], 0),
+        ([310, under | 309], TEMPERATURE_WARNING),
+        ([311, under | 310], TEMPERATURE_WARNING),
+        ([0xFFFF, under], 0),
+    ] {
+        for threshold in thresholds {
+            bench.ok(set_feature(feature::TEMPERATURE_THRESHOLD, threshold));
+        }
+        let page = bench.data(get_log(SMART_HEALTH, 0, 512));
+        assert_eq!(page[0], warning, "{thresholds:?}");
+    }
+}
+
+#[test]
 fn firmware_slot() {
     let mut bench = Bench::ready();
     let page = bench.data(get_log(FIRMWARE_SLOT, 0, 512));

@@ -88,6 +88,7 @@ impl AdminEnv for World {
     }
     fn health(&self) -> Health {
         Health {
+            temperature_kelvin: 310,
             bytes_read: 512_001,
             host_writes: 9,
             ..Health::default()
