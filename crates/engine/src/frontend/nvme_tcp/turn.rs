@@ -30,6 +30,8 @@ impl Frontend for NvmeTcp {
             let conns = &mut self.conns;
             self.active.retain(|i| match conns.get_mut(*i as usize) {
                 Some(Some(conn)) => {
+                    // A blocked one may have been unblocked by its visit.
+                    conn.visits.active |= conn.must_retry();
                     conn.visits.listed = conn.visits.active;
                     conn.visits.active
                 }

@@ -155,6 +155,39 @@ fn without_memory_the_stream_waits_and_loses_nothing() {
     assert_eq!((rig.held_bytes(), rig.core.staging.out()), (0, 0));
 }
 
+/// Its commands wait for memory when its socket has room again.
+#[test]
+fn a_host_that_reads_again_is_visited_until_nothing_waits() {
+    let mut rig = rig();
+    rig.map_all();
+    let (_admin, cntlid) = rig.admin();
+    let mut host = rig.io(cntlid, 1, 64);
+    let big = rig.core.staging.allocate(64 * 4096).unwrap();
+    let all: Vec<StagingBuffer> = std::iter::from_fn(|| rig.core.staging.allocate(4096)).collect();
+    rig.core.staging.release(big);
+    host.say(&rw(2, 0, 0, 64), &[]);
+    for cid in 1..6 {
+        host.say(&rw(2, cid, 0, 1), &[]);
+    }
+    rig.turns(1);
+    let blocked = |rig: &rig::Rig| rig.frontend.conns.iter().flatten().any(|c| c.tx.blocked());
+    assert!(blocked(&rig), "more than the socket takes");
+    assert!(host.hear().is_none());
+    // Before the socket's event arrives.
+    rig.frontend.poll(&mut rig.core, &mut |_| false);
+    assert!(!blocked(&rig));
+    rig.turns(60);
+    for cid in 0..6 {
+        assert!(
+            matches!(host.hear(), Some((Pdu::C2hData(c), _)) if c.cid == cid),
+            "{cid}"
+        );
+    }
+    for buffer in all {
+        rig.core.staging.release(buffer);
+    }
+}
+
 #[test]
 fn the_longest_waiting_command_resumes_first() {
     let mut rig = rig();
