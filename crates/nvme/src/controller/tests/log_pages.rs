@@ -1,6 +1,7 @@
 //! Log pages other than Discovery.
 
 use super::*;
+use crate::feature;
 use crate::log_page::*;
 
 fn dword(page: &[u8], index: usize) -> u32 {
