@@ -35,7 +35,7 @@ pub(super) struct Load {
     /// The name that fio and our clients use.
     pub(super) pattern: &'static str,
     pub(super) block_bytes: u32,
-    /// Of each job.
+    /// Commands of each job in flight.
     pub(super) depth: u32,
     pub(super) jobs: u32,
 }
