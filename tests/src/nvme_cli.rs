@@ -156,11 +156,5 @@ fn make(work: &Path, suite: &str) -> Result<()> {
             debian::unpack(&package, &result)?;
         }
     }
-    // Some of bookworm's packages still have their libraries here.
-    if result.join("lib").exists() {
-        let mut merge = Command::new("cp");
-        merge.args(["-a", "lib/.", "usr/lib"]).current_dir(&result);
-        process::output(&mut merge, LIMIT)?;
-    }
-    Ok(())
+    debian::merge_usr(&result)
 }

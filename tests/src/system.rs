@@ -1,12 +1,11 @@
 //! Measures, stops and kills processes by pid, and finds free ports.
 
-use std::net::TcpListener;
 use std::path::Path;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rustix::process::{Pid, Signal, kill_process};
+pub use xtask::ports::free_ports;
 
 /// CPU time of a process, user and system.
 pub fn cpu_time(pid: u32) -> Result<Duration> {
@@ -44,24 +43,6 @@ pub fn allocated_bytes(file: &Path) -> Result<u64> {
     use std::os::unix::fs::MetadataExt;
     let metadata = std::fs::metadata(file).with_context(|| file.display().to_string())?;
     Ok(metadata.blocks() * 512)
-}
-
-/// Ports that are free now, and that the kernel never assigns on its own, so they survive a
-/// daemon's restart.
-pub fn free_ports(count: usize) -> Result<Vec<u16>> {
-    /// Below the kernel's ephemeral ports.
-    const PORTS: std::ops::Range<u32> = 10_240..32_768;
-    static GIVEN: AtomicU32 = AtomicU32::new(0);
-    // Concurrent test programs begin at different ports.
-    let first = std::process::id().wrapping_mul(64);
-    let mut tries = PORTS.map(|_| {
-        let next = first.wrapping_add(GIVEN.fetch_add(1, Ordering::Relaxed));
-        (PORTS.start + next % (PORTS.end - PORTS.start)) as u16
-    });
-    let free = |port: &u16| TcpListener::bind(("127.0.0.1", *port)).is_ok();
-    (0..count)
-        .map(|_| tries.find(free).context("no port is free"))
-        .collect()
 }
 
 /// `kill -9` of a process.

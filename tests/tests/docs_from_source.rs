@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use forebay_tests::book::{self, Page, Place};
-use xtask::process;
+use xtask::{debian, process};
 
 /// It may build the whole workspace.
 const LIMIT: Duration = Duration::from_secs(1800);
@@ -37,7 +37,12 @@ fn docs_commands_run_from_source() -> Result<()> {
         lines.iter().any(|line| line == WHOLE),
         "no page shows {WHOLE}"
     );
+    let has_packages = debian::unavailable().is_none();
     for line in lines.iter().filter(|line| *line != WHOLE) {
+        if line.contains("ceph") && !has_packages {
+            println!("skipped, as it needs Debian's packages: {line}");
+            continue;
+        }
         println!("+ {line}");
         typed(line)?;
     }

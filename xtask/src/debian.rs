@@ -222,6 +222,19 @@ pub fn unpack(package: &Path, into: &Path) -> Result<()> {
     process::output(&mut command, UNPACK_LIMIT).map(drop)
 }
 
+/// Moves libraries in `/lib` to `/usr/lib`, where a [`Sysroot`] finds them: some packages of bookworm
+/// still have them there.
+pub fn merge_usr(root: &Path) -> Result<()> {
+    let lib = std::fs::symlink_metadata(root.join("lib"));
+    if !lib.is_ok_and(|lib| lib.is_dir()) {
+        return Ok(());
+    }
+    let mut merge = Command::new("cp");
+    merge.args(["-a", "lib/.", "usr/lib"]).current_dir(root);
+    process::output(&mut merge, UNPACK_LIMIT)?;
+    std::fs::remove_dir_all(root.join("lib")).context("cannot remove the old folder")
+}
+
 /// Unpacked packages, run with their own loader and libraries.
 #[derive(Debug, Clone)]
 pub struct Sysroot {

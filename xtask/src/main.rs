@@ -4,6 +4,7 @@
 
 mod bench;
 mod cargo;
+mod ceph_command;
 mod check;
 mod ci;
 mod docs;
@@ -36,6 +37,7 @@ cargo xtask check [STEP...]    fmt clippy layers licences docs shape words
 cargo xtask fuzz [--seconds N] [TARGET...]
 cargo xtask bench NAME [--quick] [--release] [--json FILE] [--only NAME]
 cargo xtask sim FIGURE|all [--quick] [--svg FOLDER]
+cargo xtask ceph up|down [--osds N] [--release 16|18|20] [--cephx] [FOLDER]
 cargo xtask soak [--minutes N] [--seed N] [--only RUN] [--list]
 ";
 
@@ -51,6 +53,7 @@ fn main() -> ExitCode {
         Some("bench") => bench::run(&args),
         Some("sim") => sim::run(&args),
         Some("soak") => soak::run(&args),
+        Some("ceph") => ceph_command::run(&args),
         Some("package") => package(&args),
         Some("help" | "--help" | "-h") => {
             print!("{USAGE}");

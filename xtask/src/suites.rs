@@ -27,7 +27,7 @@ const MOUNTING_FILES: [&str; 4] = ["claims", "hold_selftest", "own_devices", "ta
 /// Files that need namespaces: a root or a network.
 const SANDBOX_FILES: [&str; 3] = ["docs_commands_run", "package", "service"];
 /// Files that run Debian's programs.
-const DEBIAN_FILES: [&str; 1] = ["out_of_band_nvme_cli"];
+const DEBIAN_FILES: [&str; 2] = ["ceph_cluster", "out_of_band_nvme_cli"];
 /// Files that measure, and must run alone.
 const ALONE_FILES: [&str; 1] = ["idle"];
 const SYSTEM_PACKAGE: &str = "forebay-tests";
