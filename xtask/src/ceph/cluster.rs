@@ -147,7 +147,8 @@ impl Cluster {
             .id())
     }
 
-    /// Stops a daemon with SIGSTOP, until [`resume`](Self::resume).
+    /// Stops a daemon with SIGSTOP, until [`resume`](Self::resume). A manager ends when it resumes
+    /// after 30 s or more, as the monitor has given it up.
     pub fn pause(&self, daemon: Daemon) -> Result<()> {
         daemon::signal(self.pid(daemon)?, Signal::STOP)
     }
@@ -400,6 +401,7 @@ fn make_folder(folder: &Path) -> Result<PathBuf> {
     for below in ["bin", "keys", "log", "mgr", "modules", "mon", "pids", "run"] {
         std::fs::create_dir(folder.join(below))?;
     }
+    std::fs::set_permissions(folder.join("keys"), Permissions::from_mode(0o700))?;
     Ok(folder)
 }
 

@@ -11,8 +11,6 @@ const PORTS_OF_A_DAEMON: u32 = 4;
 const OSD_BYTES: u64 = 8 << 30;
 /// The least that an OSD accepts.
 const OSD_MEMORY_BYTES: u64 = 896 << 20;
-/// Seconds until the monitors give up a silent manager.
-const MANAGER_GRACE_S: u32 = 24 * 3600;
 
 /// What differs between clusters.
 #[derive(Debug)]
@@ -40,9 +38,8 @@ pub(super) fn text(settings: &Settings<'_>, programs: &Programs) -> String {
     let size = settings.osds.min(2);
     let libraries = programs.libraries();
     let libraries = libraries.display();
-    // All OSDs are on one host, so placement and reports of failures are by OSD. A manager that was
-    // given up would start itself again, which fails as its program is its loader's argument. The
-    // manager's modules take 10 s and 260 MB, so it has none: their folder is empty.
+    // All OSDs are on one host, so placement and reports of failures are by OSD. The manager's
+    // modules need 10 s and 260 MB to start, so it has none: their folder is empty.
     format!(
         "{HEADER}
 [global]
@@ -78,7 +75,6 @@ mon data avail warn = 2
 mon data avail crit = 1
 mon osd min down reporters = 1
 mon osd reporter subtree level = osd
-mon mgr beacon grace = {MANAGER_GRACE_S}
 mgr initial modules =
 paxos propose interval = 0.05
 [mgr]
