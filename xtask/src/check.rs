@@ -22,6 +22,7 @@ const ORDER: &[&str] = &[
     "forebay-qos",
     "forebay-sim",
     "forebay-xlate",
+    "forebay-rbd",
     "forebay-device",
     "forebay-guest",
     "forebay-vfio-user",
