@@ -59,7 +59,7 @@ impl fmt::Debug for ClientConfig {
 pub struct ClusterUsage {
     /// All devices together, before replication.
     pub total_bytes: u64,
-    /// What is used of it, replicas included.
+    /// The used part, replicas included.
     pub used_bytes: u64,
 }
 

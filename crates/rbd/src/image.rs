@@ -31,7 +31,7 @@ pub struct ImageOptions {
     pub data_pool: Option<String>,
 }
 
-/// What is opened of an image, and for what.
+/// The part of an image to open, and the access to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OpenMode<'a> {
     /// The image, for reading and writing.
@@ -53,11 +53,11 @@ pub struct ImageInfo {
     pub object_bytes: u64,
     /// Bits of [`feature`].
     pub features: u64,
-    /// What it was cloned from, unless it was flattened.
+    /// Its parent if it is a clone that was not flattened.
     pub parent: Option<ParentImage>,
 }
 
-/// What an image was cloned from.
+/// The snapshot that an image is a clone of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ParentImage {
     /// The pool.

@@ -1,7 +1,7 @@
 //! Ceph's librados and librbd, loaded at run time: images, and asynchronous I/O on them.
 //!
-//! **Design.** [`Library`] finds the functions of Ceph 16 or newer; nothing of Ceph is needed to
-//! build. A [`Client`] has a session with a cluster, a [`Pool`] a pool's namespace, an [`Image`]
+//! **Design.** [`Library`] finds the functions of Ceph 16 or newer. The build needs no part of
+//! Ceph. A [`Client`] has a session with a cluster, a [`Pool`] a pool's namespace, an [`Image`]
 //! an open image; each keeps the former alive. An operation owns its [`Buffer`]. librbd's thread
 //! puts the ended ones into [`Completions`], which a reactor polls.
 //!

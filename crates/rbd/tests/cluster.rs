@@ -335,7 +335,7 @@ fn a_durable_write_passes_the_cache() {
     let Some(lab) = lab() else { return };
     let pool = lab.pool();
     let name = name("cache");
-    // Without the exclusive lock, the reader beside it makes nobody flush.
+    // With the exclusive lock, opening the image elsewhere could make the writer flush.
     let options = ImageOptions {
         features: Some(feature::LAYERING),
         ..ImageOptions::default()

@@ -254,7 +254,7 @@ impl Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        // SAFETY: pools and images hold the client, so they are closed. The handle isn't used again.
+        // SAFETY: pools and images hold the client, so they are closed. Nothing uses the handle now.
         unsafe { (self.library.functions.rados_shutdown)(self.rados) };
     }
 }

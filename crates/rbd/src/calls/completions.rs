@@ -81,7 +81,7 @@ impl Completions {
         armed.is_ok() || armed == Err(SLEEPING)
     }
 
-    /// Asks for no write any more, after a sleep. The descriptor may still become readable once.
+    /// Withdraws [`arm`](Self::arm) after a sleep. The descriptor may still become readable once.
     pub fn disarm(&self) {
         let disarmed = self
             .head

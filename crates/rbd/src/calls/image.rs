@@ -253,14 +253,18 @@ impl Image {
         if mem::replace(&mut self.closed, true) {
             return Ok(());
         }
-        let result = self.wait_and_close(limit);
-        if result == Err(Errno::TIMEDOUT) {
-            mem::forget(Arc::clone(&self.pool)); // librbd still uses it
+        match self.wait_and_close(limit) {
+            Ok(0..) => Ok(()),
+            Ok(returned) => Err(errno(returned)),
+            Err(still_open) => {
+                mem::forget(Arc::clone(&self.pool)); // librbd still uses it
+                Err(still_open)
+            }
         }
-        result
     }
 
-    fn wait_and_close(&self, limit: Duration) -> Result<(), Errno> {
+    /// The result of librbd's close; an error if the image is still open.
+    fn wait_and_close(&self, limit: Duration) -> Result<i64, Errno> {
         let start = Instant::now();
         while self.open.in_flight.load(Acquire) > 0 {
             if start.elapsed() >= limit {
@@ -275,8 +279,8 @@ impl Image {
             sender,
         }));
         let mut completion = ptr::null_mut();
-        // SAFETY: `closed` takes the argument over, once. Nothing is in flight, `closed` is set,
-        // and no method runs any more: nothing uses the handle after this call.
+        // SAFETY: `closed` takes the argument over, once. Nothing is in flight, and the
+        // image is being consumed or dropped, so no other call uses the handle.
         unsafe {
             check((functions.rbd_aio_create_completion)(
                 argument.cast(),
@@ -285,17 +289,13 @@ impl Image {
             ))?;
             check((functions.rbd_aio_close)(self.open.handle, completion))?;
         }
-        let result = receiver.recv_timeout(limit).map_err(|_| Errno::TIMEDOUT)?;
-        if result < 0 {
-            return Err(errno(result));
-        }
-        Ok(())
+        receiver.recv_timeout(limit).map_err(|_| Errno::TIMEDOUT)
     }
 }
 
 impl Drop for Image {
     fn drop(&mut self) {
-        // Nobody is left to hear of an error; what can't be closed stays.
+        // An error has no reader; an image that can't be closed stays open.
         let _ = self.finish(DROP_LIMIT);
     }
 }

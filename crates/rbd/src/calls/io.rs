@@ -104,7 +104,7 @@ impl Operation {
     }
 }
 
-/// What is to be done with an image's bytes. All numbers are bytes.
+/// An operation on an image. Offsets and lengths are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Request {
     /// Reads into the buffer's first bytes.
@@ -114,7 +114,7 @@ pub enum Request {
         /// How much; at most the buffer's capacity.
         length: usize,
     },
-    /// Writes the buffer's first bytes. What lies beyond the image's end is left out.
+    /// Writes the buffer's first bytes. librbd ignores the part beyond the image's end.
     Write {
         /// Where.
         offset: u64,
@@ -254,7 +254,7 @@ impl OpenImage {
             }
         };
         if begun < 0 {
-            // SAFETY: librbd doesn't use it: it returns an error only for what it did not begin.
+            // SAFETY: an error means that librbd began nothing, so it does not use the completion.
             unsafe { (functions.rbd_aio_release)(completion) };
             return Err(errno(begun.into()));
         }

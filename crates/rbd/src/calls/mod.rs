@@ -1,7 +1,7 @@
 //! The calls into librados and librbd, and the ownership that makes them safe.
 //!
 //! Both libraries may be called from any thread. A handle lives as long as the object that owns
-//! it; objects hold what they depend on by `Arc`.
+//! it. An image holds its pool by `Arc`, a pool its client, a client the library.
 #![allow(unsafe_code)]
 
 mod client;
