@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_rbd::{
-    Buffer, Client, ClientConfig, Completions, Ended, Image, ImageOptions, Library, OpenMode, Pool,
-    Request, UpdateWatch, feature,
+    Buffer, ClientConfig, Completions, Ended, Image, ImageOptions, ImageRequest, Library, OpenMode,
+    Pool, RadosClient, UpdateWatch, feature,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -42,8 +42,8 @@ impl Lab {
         config
     }
 
-    fn client(&self) -> Arc<Client> {
-        Client::connect(&self.library, &self.config()).unwrap()
+    fn client(&self) -> Arc<RadosClient> {
+        RadosClient::connect(&self.library, &self.config()).unwrap()
     }
 
     fn pool(&self) -> Arc<Pool> {
@@ -62,7 +62,7 @@ fn create(pool: &Arc<Pool>, name: &str, size: u64) -> Image {
     pool.image(name, OpenMode::ReadWrite).unwrap()
 }
 
-fn run(image: &Image, request: Request, buffer: Buffer) -> Ended {
+fn run(image: &Image, request: ImageRequest, buffer: Buffer) -> Ended {
     let completions = Arc::new(Completions::new().unwrap());
     image.submit(request, buffer, 7, &completions).unwrap();
     wait_for(&completions, 1).remove(0)
@@ -81,7 +81,7 @@ fn wait_for(completions: &Completions, count: usize) -> Vec<Ended> {
 fn write(image: &Image, offset: u64, byte: u8, length: usize) -> Result<usize, Errno> {
     let mut buffer = Buffer::new(length);
     buffer.bytes_mut().fill(byte);
-    let request = Request::Write {
+    let request = ImageRequest::Write {
         offset,
         length,
         force_unit_access: false,
@@ -92,7 +92,7 @@ fn write(image: &Image, offset: u64, byte: u8, length: usize) -> Result<usize, E
 fn read(image: &Image, offset: u64, length: usize) -> Vec<u8> {
     let mut buffer = Buffer::new(length);
     buffer.bytes_mut().fill(0xee);
-    let ended = run(image, Request::Read { offset, length }, buffer);
+    let ended = run(image, ImageRequest::Read { offset, length }, buffer);
     ended.buffer.bytes()[..ended.result.unwrap()].to_vec()
 }
 
@@ -116,7 +116,7 @@ fn the_cluster_is_described() {
 #[test]
 fn wrong_configurations_say_so() {
     let Some(lab) = lab() else { return };
-    let connect = |config: &ClientConfig| Client::connect(&lab.library, config).unwrap_err();
+    let connect = |config: &ClientConfig| RadosClient::connect(&lab.library, config).unwrap_err();
     let folder = tempfile::tempdir().unwrap();
 
     let mut config = lab.config();
@@ -227,7 +227,7 @@ fn data_comes_back() {
     assert_eq!(read(&image, border, 4096), [1; 4096]);
     assert_eq!(read(&image, border - 512, 512), [0; 512]);
 
-    let zeroes = Request::WriteZeroes {
+    let zeroes = ImageRequest::WriteZeroes {
         offset: border + 512,
         length: 1024,
         force_unit_access: true,
@@ -237,7 +237,7 @@ fn data_comes_back() {
     let expected = [[1; 512], [0; 512], [0; 512], [1; 512]].concat();
     assert_eq!(read(&image, border, 2048), expected);
 
-    let durable = Request::Write {
+    let durable = ImageRequest::Write {
         offset: 8 * MIB,
         length: 512,
         force_unit_access: true,
@@ -247,14 +247,17 @@ fn data_comes_back() {
     assert_eq!(run(&image, durable, buffer).result, Ok(512));
     assert_eq!(read(&image, 8 * MIB, 1024), [[2; 512], [0; 512]].concat());
 
-    let discard = Request::Discard {
+    let discard = ImageRequest::Discard {
         offset: 4 * MIB,
         length: 8 << 20,
     };
     assert_eq!(run(&image, discard, Buffer::new(0)).result, Ok(8 << 20));
     assert_eq!(read(&image, 8 * MIB, 1024), [0; 1024]);
     assert_eq!(read(&image, border, 512), [1; 512]);
-    assert_eq!(run(&image, Request::Flush, Buffer::new(0)).result, Ok(0));
+    assert_eq!(
+        run(&image, ImageRequest::Flush, Buffer::new(0)).result,
+        Ok(0)
+    );
     drop(image);
 
     let image = pool.image(&name, OpenMode::ReadOnly).unwrap();
@@ -272,7 +275,7 @@ fn the_end_of_an_image_is_respected() {
     let image = create(&pool, &name, MIB);
     assert_eq!(write(&image, MIB - 512, 3, 512), Ok(512));
     assert_eq!(read(&image, MIB - 512, 4096), [3; 512]);
-    let beyond = Request::Read {
+    let beyond = ImageRequest::Read {
         offset: MIB + 512,
         length: 512,
     };
@@ -283,7 +286,7 @@ fn the_end_of_an_image_is_respected() {
     assert_eq!(write(&image, MIB + 512, 3, 512), Err(Errno::INVAL));
 
     let completions = Arc::new(Completions::new().unwrap());
-    let longer = Request::Read {
+    let longer = ImageRequest::Read {
         offset: 0,
         length: 513,
     };
@@ -306,7 +309,7 @@ fn many_operations_end_once_each_and_before_the_image() {
     for token in 0..256 {
         let mut buffer = Buffer::new(4096);
         buffer.bytes_mut().fill(token as u8);
-        let request = Request::Write {
+        let request = ImageRequest::Write {
             offset: token * 4096,
             length: 4096,
             force_unit_access: false,
@@ -349,7 +352,7 @@ fn a_durable_write_passes_the_cache() {
     ] {
         config.options.insert(option.to_owned(), value.to_owned());
     }
-    let client = Client::connect(&lab.library, &config).unwrap();
+    let client = RadosClient::connect(&lab.library, &config).unwrap();
     let cached = client.pool("rbd", None).unwrap();
     let cached = cached.image(&name, OpenMode::ReadWrite).unwrap();
     assert!(cached.has_write_cache());
@@ -361,7 +364,7 @@ fn a_durable_write_passes_the_cache() {
         Vec::<u8>::from([0; 4096]),
         "the cache is off"
     );
-    let durable = Request::Write {
+    let durable = ImageRequest::Write {
         offset: 4096,
         length: 4096,
         force_unit_access: true,

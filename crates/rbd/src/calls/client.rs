@@ -15,7 +15,7 @@ use crate::library::{ClusterStat, Library, RadosHandle};
 
 /// A RADOS client. Dropping it waits for its session's end.
 #[derive(Debug)]
-pub struct Client {
+pub struct RadosClient {
     pub(super) library: Arc<Library>,
     rados: RadosHandle,
     /// For errors.
@@ -24,11 +24,11 @@ pub struct Client {
 
 // SAFETY: librados' calls may come from any thread, several at once. Its handle is shut down only
 // by `drop`, when no reference exists.
-unsafe impl Send for Client {}
+unsafe impl Send for RadosClient {}
 // SAFETY: as above.
-unsafe impl Sync for Client {}
+unsafe impl Sync for RadosClient {}
 
-impl Client {
+impl RadosClient {
     /// Connects to the cluster. Waits for `config.monitor_limit` at most.
     ///
     /// # Errors
@@ -165,7 +165,7 @@ impl Client {
     /// Has the cluster refuse all I/O of the client at `address` from now on, for `period`.
     ///
     /// OSDs learn of it before they next serve a client that knows the new map: call
-    /// [`Client::wait_for_latest_map`] before the first write that the other must not overtake.
+    /// [`RadosClient::wait_for_latest_map`] before the first write that the other must not overtake.
     ///
     /// # Errors
     /// `EINVAL` for text that is no address; a capability is missing.
@@ -252,7 +252,7 @@ impl Client {
     }
 }
 
-impl Drop for Client {
+impl Drop for RadosClient {
     fn drop(&mut self) {
         // SAFETY: pools and images hold the client, so they are closed. Nothing uses the handle now.
         unsafe { (self.library.functions.rados_shutdown)(self.rados) };

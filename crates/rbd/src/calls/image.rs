@@ -214,9 +214,9 @@ impl Image {
         Ok(owner != 0)
     }
 
-    /// The addresses of the clients that hold the exclusive lock, as [`Client::address`] has them.
+    /// The addresses of the clients that hold the exclusive lock, as [`RadosClient::address`] has them.
     ///
-    /// [`Client::address`]: super::Client::address
+    /// [`RadosClient::address`]: super::RadosClient::address
     ///
     /// # Errors
     /// Ceph's.
@@ -274,7 +274,7 @@ impl Image {
         }
         let functions = &self.open.library.functions;
         let (sender, receiver) = sync_channel(1);
-        let argument = Box::into_raw(Box::new(Closing {
+        let argument = Box::into_raw(Box::new(CloseCall {
             library: Arc::clone(&self.open.library),
             sender,
         }));
@@ -300,14 +300,14 @@ impl Drop for Image {
     }
 }
 
-struct Closing {
+struct CloseCall {
     library: Arc<Library>,
     sender: SyncSender<i64>,
 }
 
 unsafe extern "C" fn closed(completion: RbdCompletion, argument: *mut c_void) {
     // SAFETY: the argument is the box that `wait_and_close` gave away, and this is the only call.
-    let closing = unsafe { Box::from_raw(argument.cast::<Closing>()) };
+    let closing = unsafe { Box::from_raw(argument.cast::<CloseCall>()) };
     let functions = &closing.library.functions;
     // SAFETY: the completion has ended; it isn't used after its release.
     let result = unsafe {

@@ -106,7 +106,7 @@ impl Operation {
 
 /// An operation on an image. Offsets and lengths are in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Request {
+pub enum ImageRequest {
     /// Reads into the buffer's first bytes.
     Read {
         /// Where.
@@ -145,7 +145,7 @@ pub enum Request {
 
 /// An operation that did not begin, with its buffer.
 #[derive(Debug)]
-pub struct Refused {
+pub struct RefusedRequest {
     /// For the next operation.
     pub buffer: Buffer,
     /// `EINVAL` if the request is longer than the buffer.
@@ -161,31 +161,35 @@ impl Image {
     /// The request is longer than the buffer, or librbd refuses it.
     pub fn submit(
         &self,
-        request: Request,
+        request: ImageRequest,
         buffer: Buffer,
         token: u64,
         completions: &Arc<Completions>,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), RefusedRequest> {
         let Buffer(mut operation) = buffer;
         let capacity = operation.bytes.len();
         let (length, flush_after) = match request {
-            Request::Read { length, .. } => (length, false),
-            Request::Write {
+            ImageRequest::Read { length, .. } => (length, false),
+            ImageRequest::Write {
                 length,
                 force_unit_access,
                 ..
             } => (length, force_unit_access),
             // These don't touch the buffer.
-            Request::Discard { length, .. } => (length, false),
-            Request::WriteZeroes {
+            ImageRequest::Discard { length, .. } => (length, false),
+            ImageRequest::WriteZeroes {
                 length,
                 force_unit_access,
                 ..
             } => (length, force_unit_access),
-            Request::Flush => (0, false),
+            ImageRequest::Flush => (0, false),
         };
-        if matches!(request, Request::Read { .. } | Request::Write { .. }) && length > capacity {
-            return Err(Refused {
+        if matches!(
+            request,
+            ImageRequest::Read { .. } | ImageRequest::Write { .. }
+        ) && length > capacity
+        {
+            return Err(RefusedRequest {
                 buffer: Buffer(operation),
                 errno: Errno::INVAL,
             });
@@ -193,7 +197,7 @@ impl Image {
         operation.token = token;
         operation.length = length;
         operation.error = None;
-        operation.reads = matches!(request, Request::Read { .. });
+        operation.reads = matches!(request, ImageRequest::Read { .. });
         operation.flush_after = flush_after && self.has_write_cache();
         operation.in_flight = Some(InFlight {
             image: Arc::clone(&self.open),
@@ -208,7 +212,7 @@ impl Image {
             let mut operation = unsafe { Box::from_raw(operation) };
             operation.in_flight = None;
             self.open.in_flight.fetch_sub(1, Release);
-            Refused {
+            RefusedRequest {
                 buffer: Buffer(operation),
                 errno,
             }
@@ -221,7 +225,7 @@ impl OpenImage {
     ///
     /// # Safety
     /// `operation` is a box given away, with `in_flight` set and bytes for the request.
-    unsafe fn begin(&self, request: Request, operation: *mut Operation) -> Result<(), Errno> {
+    unsafe fn begin(&self, request: ImageRequest, operation: *mut Operation) -> Result<(), Errno> {
         let functions = &self.library.functions;
         let mut completion: RbdCompletion = ptr::null_mut();
         // SAFETY: the place is valid; `operation` is valid until `ended` takes it.
@@ -238,19 +242,19 @@ impl OpenImage {
             let bytes = (*operation).bytes.as_mut_ptr().cast();
             let image = self.handle;
             match request {
-                Request::Read { offset, length } => {
+                ImageRequest::Read { offset, length } => {
                     (functions.rbd_aio_read)(image, offset, length, bytes, completion)
                 }
-                Request::Write { offset, length, .. } => {
+                ImageRequest::Write { offset, length, .. } => {
                     (functions.rbd_aio_write)(image, offset, length, bytes, completion)
                 }
-                Request::Discard { offset, length } => {
+                ImageRequest::Discard { offset, length } => {
                     (functions.rbd_aio_discard)(image, offset, length as u64, completion)
                 }
-                Request::WriteZeroes { offset, length, .. } => {
+                ImageRequest::WriteZeroes { offset, length, .. } => {
                     (functions.rbd_aio_write_zeroes)(image, offset, length, completion, 0, 0)
                 }
-                Request::Flush => (functions.rbd_aio_flush)(image, completion),
+                ImageRequest::Flush => (functions.rbd_aio_flush)(image, completion),
             }
         };
         if begun < 0 {
@@ -284,7 +288,7 @@ unsafe extern "C" fn ended(completion: RbdCompletion, argument: *mut c_void) {
         let image = Arc::clone(image);
         let operation = Box::into_raw(operation);
         // SAFETY: the box is given away again, and a flush has no bytes.
-        if let Err(errno) = unsafe { image.begin(Request::Flush, operation) } {
+        if let Err(errno) = unsafe { image.begin(ImageRequest::Flush, operation) } {
             // SAFETY: librbd refused it, so it gives the box back.
             let mut operation = unsafe { Box::from_raw(operation) };
             operation.error = Some(errno);

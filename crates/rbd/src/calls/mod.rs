@@ -16,10 +16,10 @@ use std::ffi::{CStr, CString, c_char, c_int};
 
 use rustix::io::Errno;
 
-pub use self::client::Client;
+pub use self::client::RadosClient;
 pub use self::completions::{Batch, Completions, Ended};
 pub use self::image::Image;
-pub use self::io::{Buffer, Refused, Request};
+pub use self::io::{Buffer, ImageRequest, RefusedRequest};
 pub use self::pool::Pool;
 pub use self::watch::UpdateWatch;
 use crate::error::errno;

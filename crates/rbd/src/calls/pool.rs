@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use super::{Client, Image, c_string, check, text_of, written_list};
+use super::{Image, RadosClient, c_string, check, text_of, written_list};
 use crate::error::RbdError;
 use crate::image::{ImageOptions, OpenMode};
 use crate::library::{OptionsHandle, PoolHandle, RadosHandle, option};
@@ -14,7 +14,7 @@ use crate::library::{OptionsHandle, PoolHandle, RadosHandle, option};
 /// A pool with a namespace.
 #[derive(Debug)]
 pub struct Pool {
-    pub(super) client: Arc<Client>,
+    pub(super) client: Arc<RadosClient>,
     pub(super) handle: PoolHandle,
     /// `CLUSTER/POOL[/NAMESPACE]`.
     shown: String,
@@ -28,7 +28,7 @@ unsafe impl Sync for Pool {}
 
 impl Pool {
     pub(super) fn open(
-        client: &Arc<Client>,
+        client: &Arc<RadosClient>,
         rados: RadosHandle,
         name: &str,
         namespace: Option<&str>,
@@ -91,7 +91,7 @@ impl Pool {
     pub fn create(&self, name: &str, size: u64, options: &ImageOptions) -> Result<(), RbdError> {
         let failed = self.failed("create", name);
         let functions = &self.client.library.functions;
-        let options = Options::new(&self.client, options).map_err(&failed)?;
+        let options = CreateOptions::new(&self.client, options).map_err(&failed)?;
         let name = c_string(name).map_err(&failed)?;
         // SAFETY: handles and name are valid for the call.
         check(unsafe { (functions.rbd_create4)(self.handle, name.as_ptr(), size, options.handle) })
@@ -112,7 +112,7 @@ impl Pool {
     ) -> Result<(), RbdError> {
         let failed = self.failed("create clone", name);
         let functions = &self.client.library.functions;
-        let options = Options::new(&self.client, options).map_err(&failed)?;
+        let options = CreateOptions::new(&self.client, options).map_err(&failed)?;
         let [name, parent_image, snapshot] =
             [name, parent_image, snapshot].map(|text| c_string(text).map_err(&failed));
         let (name, parent_image, snapshot) = (name?, parent_image?, snapshot?);
@@ -175,14 +175,14 @@ impl Drop for Pool {
     }
 }
 
-/// Options in librbd's form.
-struct Options<'a> {
-    client: &'a Client,
+/// CreateOptions in librbd's form.
+struct CreateOptions<'a> {
+    client: &'a RadosClient,
     handle: OptionsHandle,
 }
 
-impl<'a> Options<'a> {
-    fn new(client: &'a Client, options: &ImageOptions) -> Result<Self, Errno> {
+impl<'a> CreateOptions<'a> {
+    fn new(client: &'a RadosClient, options: &ImageOptions) -> Result<Self, Errno> {
         let functions = &client.library.functions;
         let mut handle = ptr::null_mut();
         // SAFETY: the place is valid; the handle is destroyed by `drop`.
@@ -211,7 +211,7 @@ impl<'a> Options<'a> {
     }
 }
 
-impl Drop for Options<'_> {
+impl Drop for CreateOptions<'_> {
     fn drop(&mut self) {
         // SAFETY: the handle isn't used again.
         unsafe { (self.client.library.functions.rbd_image_options_destroy)(self.handle) };

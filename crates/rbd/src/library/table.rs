@@ -18,7 +18,7 @@ pub(crate) type RbdCompletion = *mut c_void;
 
 type Callback = unsafe extern "C" fn(RbdCompletion, *mut c_void);
 type UpdateCallback = unsafe extern "C" fn(*mut c_void);
-type Progress = extern "C" fn(u64, u64, *mut c_void) -> c_int;
+type ProgressCallback = extern "C" fn(u64, u64, *mut c_void) -> c_int;
 
 /// Numbers of `RBD_IMAGE_OPTION_...`.
 pub(crate) mod option {
@@ -187,7 +187,7 @@ functions! {
     rbd_snap_spec_cleanup(*mut SnapSpec);
     rbd_config_image_list(ImageHandle, *mut ConfigOption, *mut c_int) -> c_int;
     rbd_config_image_list_cleanup(*mut ConfigOption, c_int);
-    rbd_resize2(ImageHandle, u64, bool, Progress, *mut c_void) -> c_int;
+    rbd_resize2(ImageHandle, u64, bool, ProgressCallback, *mut c_void) -> c_int;
     rbd_flatten(ImageHandle) -> c_int;
     rbd_is_exclusive_lock_owner(ImageHandle, *mut c_int) -> c_int;
     rbd_lock_get_owners(ImageHandle, *mut c_int, *mut *mut c_char, *mut usize) -> c_int;
