@@ -183,3 +183,32 @@ fn has_room(connections: &mut Vec<Connection>) -> bool {
     connections.swap_remove(oldest).task.abort();
     true
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn only_silent_connections_make_room() {
+        let connection = || Connection {
+            task: tokio::spawn(std::future::pending::<()>()).abort_handle(),
+            used: Rc::new(Cell::new(Instant::now())),
+        };
+        let mut connections = Vec::new();
+        while connections.len() < CONNECTIONS {
+            assert!(has_room(&mut connections));
+            connections.push(connection());
+        }
+        assert!(!has_room(&mut connections), "all have just begun");
+        sleep(SILENT * 2).await;
+        for one in connections.iter().skip(1) {
+            one.used.set(Instant::now());
+        }
+        let silent = connections[0].task.clone();
+        assert!(has_room(&mut connections));
+        connections.push(connection());
+        tokio::task::yield_now().await;
+        assert!(silent.is_finished());
+        assert!(!has_room(&mut connections), "the others are in use");
+    }
+}
