@@ -60,7 +60,8 @@ struct LineTask {
     done: mpsc::Sender<Executed>,
 }
 
-/// Serves a line until its end. `Ok` is the end of a connection. `used` is the time of the last received bytes.
+/// Serves a line until its end. `Ok` is the end of a connection. `used` is the time of the last
+/// received bytes.
 ///
 /// # Errors
 /// The line fails, or its peer does not read.
