@@ -40,8 +40,15 @@ pub(crate) const LAYERS: Feature = Feature {
     name: "layers",
 };
 
+/// Volumes in RBD images.
+pub(crate) const IMAGES: Feature = Feature {
+    class: Class::Incompatible,
+    bit: 1,
+    name: "images",
+};
+
 /// The catalog's features that this version knows.
-pub(crate) const CATALOG: &[Feature] = &[LAYERS];
+pub(crate) const CATALOG: &[Feature] = &[LAYERS, IMAGES];
 
 /// Names that an error shows, and their characters; the bytes are from outside.
 const NAMES: usize = 16;

@@ -68,18 +68,21 @@ pub use pool::{
     budgets::Budgets,
     exports::{Exports, MAX_HOSTS, NQN_PREFIX},
     hosts::{Hosts, MAX_PORTS, MAX_RECENT},
+    images::{Images, NewImageVolume},
     snapshots::{NewClone, NewSnapshot, SNAPSHOT_MARK, Snapshots},
     tenants::Tenants,
 };
 pub use records::{
-    DeviceRecord, ExportId, ExportRecord, HostReservations, LayerId, Layering, NewExport, PoolInfo,
-    PortRecord, SocketOwner, TenantId, TenantRecord, VolumeRecord,
+    ClientOwner, ClientRecord, DeviceRecord, ExportId, ExportRecord, HostReservations, ImageRecord,
+    LayerId, Layering, NewExport, PoolInfo, PortRecord, SocketOwner, TenantId, TenantRecord,
+    VolumeRecord,
 };
 pub use store::{BLOCK_BYTES, BlockStore, MemStore, bounded::BoundedStore};
 pub use volumes::{
     VolumeSpace, Volumes,
     copies::{CopyFailure, ExtentCopy},
     faults::{FaultAnswer, Released},
+    images::IMAGE_EXTENT_BYTES,
     merge::MergeStep,
     needed::{Unneeded, UnneededCursor},
     preallocated::Around,

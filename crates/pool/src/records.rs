@@ -175,6 +175,50 @@ pub(crate) struct LayerRecord {
     pub(crate) parent: Option<LayerId>,
 }
 
+/// The RBD image, or its snapshot, that a volume shows.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ImageRecord {
+    /// The cluster's name in the configuration.
+    pub cluster: String,
+    /// The Ceph pool.
+    pub pool: String,
+    /// The namespace in that pool; empty for none.
+    pub namespace: String,
+    /// The image's name.
+    pub image: String,
+    /// The snapshot's name, for a volume that is one.
+    pub snapshot: Option<String>,
+    /// Its client.
+    pub client: DeviceIndex,
+    /// Its part of the client's addresses: extents `span << 24` and on.
+    pub span: u32,
+}
+
+/// The volumes that a RADOS client serves.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub enum ClientOwner {
+    /// A tenant's volumes.
+    Tenant(TenantId),
+    /// One volume and its snapshots.
+    Volume(VolumeId),
+}
+
+/// A RADOS client: a device that is not part of the pool.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct ClientRecord {
+    /// Its index, which no device of the pool has.
+    pub index: DeviceIndex,
+    /// Its identity.
+    #[serde(with = "uuid::serde::compact")]
+    pub uuid: Uuid,
+    /// The cluster's name in the configuration.
+    pub cluster: String,
+    /// The volumes that it serves.
+    pub owner: ClientOwner,
+    /// Addresses of its sessions that may still write.
+    pub addresses: Vec<String>,
+}
+
 /// An export.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct ExportRecord {

@@ -375,6 +375,8 @@ impl Catalog {
                         table,
                         Table::Features
                             | Table::Layers
+                            | Table::Images
+                            | Table::Clients
                             | Table::Functions
                             | Table::Budgets
                             | Table::StatedBudgets

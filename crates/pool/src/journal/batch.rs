@@ -18,6 +18,10 @@ pub(crate) enum Table {
     Volumes,
     /// (layer, 0). Missing in earlier versions.
     Layers,
+    /// (volume, 0): its RBD image. Missing in earlier versions.
+    Images,
+    /// (device, 0): a RADOS client. Missing in earlier versions.
+    Clients,
     /// (export, 0).
     Exports,
     /// (function, 0): its export. Missing in earlier versions.
@@ -46,12 +50,14 @@ pub(crate) enum Table {
 }
 
 impl Table {
-    pub(crate) const ALL: [Table; 17] = [
+    pub(crate) const ALL: [Table; 19] = [
         Table::Features,
         Table::Meta,
         Table::Tenants,
         Table::Volumes,
         Table::Layers,
+        Table::Images,
+        Table::Clients,
         Table::Exports,
         Table::Functions,
         Table::Ports,
@@ -73,6 +79,8 @@ impl Table {
             Table::Tenants => "tenants",
             Table::Volumes => "volumes",
             Table::Layers => "layers",
+            Table::Images => "images",
+            Table::Clients => "clients",
             Table::Exports => "exports",
             Table::Functions => "functions",
             Table::Ports => "ports",

@@ -57,6 +57,7 @@ pub fn add_device(
     )?;
     // Below 256.
     let index = DeviceIndex(count as u8);
+    pool.images().check_device(index)?;
     let (record, label) = describe(
         pool.info(),
         index,

@@ -17,10 +17,11 @@ use crate::{
     pool::admin::MAX_VOLUME_BYTES,
     pool::budgets::Budgets,
     pool::hosts::{MAX_RECENT, PORTS_KEPT},
+    pool::images::Images,
     pool::{Pool, initial_state},
     records::{
-        DeviceRecord, ExportId, ExportRecord, HostReservations, LayerId, LayerRecord, MapId,
-        PoolInfo, PortRecord, TenantRecord,
+        ClientOwner, DeviceRecord, ExportId, ExportRecord, HostReservations, LayerId, LayerRecord,
+        MapId, PoolInfo, PortRecord, TenantRecord,
     },
     volumes::{
         PoolVolume,
@@ -82,6 +83,7 @@ struct Loader {
     layers: BTreeMap<LayerId, Layer>,
     /// The holder of each map.
     maps: BTreeMap<MapId, Node>,
+    images: Images,
     exports: Vec<ExportRecord>,
     functions: Vec<(u16, ExportId)>,
     ports: BTreeMap<u16, PortRecord>,
@@ -155,6 +157,8 @@ impl Loader {
                 self.hold_map(record.map, Node::Layer(LayerId(a)))?;
                 self.layers.insert(LayerId(a), Layer::new(record));
             }
+            Table::Images => self.image_record(a, value)?,
+            Table::Clients => self.client_record(a, value)?,
             Table::Exports => {
                 let record: ExportRecord = codec::decode_export(value)?;
                 if record.id.0 != a {
@@ -299,9 +303,14 @@ impl Loader {
         let volumes = self.volumes.keys().map(|id| id.0);
         let layers = self.layers.keys().map(|id| id.0);
         let maps = self.maps.keys().map(|id| id.0);
+        let owners = self.images.clients().map(|client| match client.owner {
+            ClientOwner::Tenant(id) => id.0,
+            ClientOwner::Volume(id) => id.0,
+        });
         let highest = (tenants.chain(exports).chain(volumes))
             .chain(layers)
             .chain(maps)
+            .chain(owners)
             .max();
         if highest.is_some_and(|highest| highest >= next) || next > MAX_ID {
             return Err(wrong(format!("the next id, {next}, is in use or invalid")));
@@ -429,6 +438,7 @@ pub(crate) fn load_records(
     }
     loader.link_layers()?;
     loader.check_next_id()?;
+    loader.check_images()?;
     let info = loader
         .info
         .ok_or_else(|| wrong("it does not name its pool"))?;
@@ -478,6 +488,7 @@ pub(crate) fn load_records(
     }
     pool.hosts.reservations = loader.host_reservations;
     pool.hosts.ports = loader.ports;
+    pool.images = loader.images;
     pool.budgets = loader.budgets;
     // A version without budgets has deleted their tenants or volumes.
     pool.budgets.forget_lost(
@@ -487,6 +498,8 @@ pub(crate) fn load_records(
     );
     Ok(pool)
 }
+
+mod images;
 
 #[cfg(test)]
 mod tests;

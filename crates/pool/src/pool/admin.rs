@@ -47,7 +47,7 @@ pub struct NewVolume {
     pub reserved_bytes: u64,
 }
 
-fn check_size(size_bytes: u64, block_bytes: u32) -> Result<()> {
+pub(super) fn check_size(size_bytes: u64, block_bytes: u32) -> Result<()> {
     if size_bytes == 0 {
         return Err(PoolError::invalid(format!(
             "a volume of 0 bytes: the minimum is one block, {block_bytes} bytes"
@@ -210,6 +210,7 @@ impl Pool {
         let released = self.volumes.delete(allocator, journal, volume, hanging)?;
         self.hosts.forget(journal, volume);
         self.budgets.forget(journal, of_volume(volume));
+        self.images.forget(journal, volume);
         Ok(released)
     }
 

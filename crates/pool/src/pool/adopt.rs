@@ -60,7 +60,17 @@ impl Pool {
             .get(usize::from(device.0))
             .map_or(0, |device| device.extents);
         let volumes = &mut self.volumes;
-        let end = volumes.get(volume)?.extents(extent_bytes);
+        let target = volumes.get(volume)?;
+        let end = target.extents(extent_bytes);
+        if let Some(image) = target.image {
+            let run = DeviceRun::new(device, extent.0, count);
+            let is_there = image.run(logical.0, count, end) == Some(run);
+            return Ok(if is_there {
+                Adopted::Durable
+            } else {
+                Adopted::Stale
+            });
+        }
         let known = count.min(on_device.saturating_sub(extent.0));
         let (mut fresh, mut stale) = (false, known < count);
         let mut doubtful = Vec::new();

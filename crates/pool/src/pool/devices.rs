@@ -38,10 +38,10 @@ impl Pool {
                 record.spec
             )));
         }
-        let small = self
-            .volumes
-            .records()
-            .find(|volume| volume.block_bytes < record.block_bytes);
+        self.images.check_device(record.index)?;
+        let small = self.volumes.records().find(|volume| {
+            volume.block_bytes < record.block_bytes && self.images.of(volume.id).is_none()
+        });
         if let Some(volume) = small {
             return Err(PoolError::invalid(format!(
                 "{} has blocks of {} bytes, but volume {:?} has blocks of {}: use a device with smaller blocks",

@@ -13,6 +13,7 @@ mod devices;
 pub(crate) mod exports;
 mod faults;
 pub(crate) mod hosts;
+pub(crate) mod images;
 pub(crate) mod snapshots;
 pub(crate) mod tenants;
 
@@ -39,6 +40,7 @@ use exports::Exports;
 use forebay_device::size::format_bytes;
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 use hosts::Hosts;
+use images::Images;
 use std::{collections::BTreeMap, sync::Arc};
 use tenants::Tenants;
 
@@ -54,6 +56,7 @@ pub struct Pool {
     pub(crate) exports: Exports,
     pub(crate) hosts: Hosts,
     pub(crate) budgets: Budgets,
+    pub(crate) images: Images,
     pub(crate) allocator: Allocator,
     pub(crate) journal: Journal,
     /// It makes this opening's sequences unique; nothing is granted before.
@@ -86,6 +89,7 @@ impl Pool {
             exports: Exports::default(),
             hosts: Hosts::default(),
             budgets: Budgets::default(),
+            images: Images::default(),
             allocator: Allocator::new(extents),
             journal: Journal::new(),
             opening_batch: BatchId(0),
@@ -133,6 +137,11 @@ impl Pool {
     /// The budgets of tenants and volumes.
     pub fn budgets(&self) -> &Budgets {
         &self.budgets
+    }
+
+    /// The RBD images of volumes, and their RADOS clients.
+    pub fn images(&self) -> &Images {
+        &self.images
     }
 
     /// Extents' states and devices' health.
@@ -210,6 +219,9 @@ impl Pool {
                 let layer = self.volumes.layers.get(LayerId(key.a));
                 record(layer.map(|layer| &layer.record))
             }
+            Table::Images => record(self.images.of(VolumeId(key.a))),
+            // A device's index.
+            Table::Clients => record(self.images.client(DeviceIndex(key.a as u8))),
             Table::Exports => {
                 let export = self.exports.stored(key.a);
                 export.map(codec::encode_export).transpose()

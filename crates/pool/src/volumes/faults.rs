@@ -117,7 +117,8 @@ impl Volumes {
                 Place::Shared(run) => (run, true),
                 Place::Zeros(_) => return Ok(None),
             };
-        if !extents.is_served(run.device) {
+        // The allocator does not know the RADOS client of an image.
+        if target.image.is_none() && !extents.is_served(run.device) {
             return Ok(Some(FaultAnswer::DeviceGone { device: run.device }));
         }
         if is_shared {

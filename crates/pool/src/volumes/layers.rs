@@ -10,6 +10,7 @@
 use super::{
     PoolVolume, Volumes,
     hidden::Hidden,
+    images::IMAGE_EXTENT_BYTES,
     map::{MAP_CHUNK, VolumeMap},
 };
 use crate::{
@@ -82,7 +83,7 @@ impl Layer {
 /// Where an extent of a volume lies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Place {
-    /// In the volume's own map.
+    /// In the volume's own map, or in its RBD image.
     Own(DeviceRun),
     /// In a layer; a write needs a copy.
     Shared(DeviceRun),
@@ -134,6 +135,13 @@ impl Layers {
 
     /// Where `logical` and up to `limit` extents from there on lie.
     pub(crate) fn place(&self, volume: &PoolVolume, logical: u64, limit: u64) -> Place {
+        if let Some(image) = volume.image {
+            let end = volume.extents(IMAGE_EXTENT_BYTES);
+            return match image.run(logical, limit, end) {
+                Some(run) => Place::Own(run),
+                None => Place::Zeros(limit),
+            };
+        }
         match volume.map.run_or_hole(logical, limit) {
             Ok(run) => Place::Own(run),
             Err(count) => self.place_below(volume, logical, count),
@@ -174,6 +182,11 @@ impl Layers {
         from: u64,
         most: usize,
     ) -> (Vec<Range<u64>>, Option<u64>) {
+        if volume.image.is_some() {
+            let all = from..end;
+            let ranges = if all.is_empty() { vec![] } else { vec![all] };
+            return (ranges, None);
+        }
         if volume.record.layering.parent.is_none() {
             return volume.map.mapped_from(from, most);
         }

@@ -9,6 +9,7 @@ pub(crate) mod copies;
 pub(crate) mod deleted;
 pub(crate) mod faults;
 pub(crate) mod hidden;
+pub(crate) mod images;
 pub(crate) mod layers;
 pub(crate) mod map;
 pub(crate) mod merge;
@@ -27,6 +28,7 @@ use crate::{
 use deleted::SLICE_EXTENTS;
 use forebay_xlate::types::{DeviceIndex, ExtentIndex, VolumeId};
 use hidden::Hidden;
+use images::{IMAGE_EXTENT_BYTES, ImagePlace};
 use layers::{Layers, Node, Place};
 use map::{MAP_CHUNK, VolumeMap};
 use pending::PendingSet;
@@ -36,6 +38,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 #[derive(Debug)]
 pub(crate) struct PoolVolume {
     pub(crate) record: VolumeRecord,
+    /// For an RBD image, which has no extents of the pool.
+    pub(crate) image: Option<ImagePlace>,
     pub(crate) map: VolumeMap,
     /// Extents that layers below do not show.
     pub(crate) hidden: Hidden,
@@ -65,6 +69,7 @@ impl PoolVolume {
     pub(crate) fn new(record: VolumeRecord) -> Self {
         Self {
             record,
+            image: None,
             map: VolumeMap::default(),
             hidden: Hidden::default(),
             spare: RunSet::default(),
@@ -91,7 +96,17 @@ impl PoolVolume {
         uncommitted.map(|(logical, _)| logical).collect()
     }
 
-    pub(crate) fn extents(&self, extent_bytes: u64) -> u64 {
+    /// The size of its extents, where the pool's have `pool_bytes`.
+    pub(crate) fn extent_bytes(&self, pool_bytes: u64) -> u64 {
+        match self.image {
+            Some(_) => IMAGE_EXTENT_BYTES,
+            None => pool_bytes,
+        }
+    }
+
+    /// Its extents, where the pool's have `pool_bytes`.
+    pub(crate) fn extents(&self, pool_bytes: u64) -> u64 {
+        let extent_bytes = self.extent_bytes(pool_bytes);
         self.record.size_bytes.div_ceil(extent_bytes)
     }
 }
@@ -190,9 +205,27 @@ impl Volumes {
             .ok_or_else(|| PoolError::not_found(format!("no {volume}")))
     }
 
-    /// Refuses snapshots.
-    pub(crate) fn writable(&self, volume: VolumeId) -> Result<&PoolVolume> {
+    /// The size of a volume's extents in bytes.
+    pub fn extent_bytes_of(&self, volume: VolumeId) -> Result<u64> {
         let volume = self.get(volume)?;
+        Ok(volume.extent_bytes(self.extent_bytes))
+    }
+
+    /// Refuses volumes in RBD images.
+    pub(crate) fn in_pool(&self, volume: VolumeId) -> Result<&PoolVolume> {
+        let volume = self.get(volume)?;
+        if volume.image.is_some() {
+            return Err(PoolError::invalid(format!(
+                "volume {:?} is an RBD image: the pool has none of its extents",
+                volume.record.name
+            )));
+        }
+        Ok(volume)
+    }
+
+    /// Refuses snapshots, and volumes in RBD images.
+    pub(crate) fn writable(&self, volume: VolumeId) -> Result<&PoolVolume> {
+        let volume = self.in_pool(volume)?;
         if volume.record.is_snapshot() {
             return Err(PoolError::invalid(format!(
                 "{:?} is a snapshot and can't be changed: clone it, and change the clone",
@@ -248,14 +281,13 @@ impl Volumes {
         from_bytes: u64,
         most: usize,
     ) -> Result<(Vec<std::ops::Range<u64>>, Option<u64>)> {
-        let size_bytes = self.record(volume)?.size_bytes;
-        let bytes = |extent: u64| (extent * self.extent_bytes).min(size_bytes);
-        let first = from_bytes / self.extent_bytes;
-        let (ranges, next) = {
-            let target = self.get(volume)?;
-            let end = target.extents(self.extent_bytes);
-            self.layers.mapped_from(target, end, first, most)
-        };
+        let target = self.get(volume)?;
+        let size_bytes = target.record.size_bytes;
+        let extent_bytes = target.extent_bytes(self.extent_bytes);
+        let bytes = |extent: u64| (extent * extent_bytes).min(size_bytes);
+        let first = from_bytes / extent_bytes;
+        let end = target.extents(self.extent_bytes);
+        let (ranges, next) = self.layers.mapped_from(target, end, first, most);
         let ranges = ranges
             .into_iter()
             .map(|r| bytes(r.start).max(from_bytes)..bytes(r.end));
@@ -338,15 +370,18 @@ impl Volumes {
     /// The devices that a volume's writes may go to without a fault.
     pub fn devices_of(&self, volume: VolumeId) -> BTreeSet<DeviceIndex> {
         let volume = self.by_id.get(&volume).into_iter();
-        volume.flat_map(|volume| volume.map.devices()).collect()
+        volume
+            .flat_map(|volume| volume.map.devices().chain(volume.client()))
+            .collect()
     }
 
-    /// The volumes with mapped or spare extents on a device.
+    /// The volumes with mapped or spare extents on a device, or with this RADOS client.
     pub fn on_device(&self, device: DeviceIndex) -> Vec<VolumeId> {
         self.by_id
             .iter()
             .filter(|(_, volume)| {
-                volume.spare.extents_on(device) > 0
+                volume.client() == Some(device)
+                    || volume.spare.extents_on(device) > 0
                     || volume.map.is_on(device)
                     || self
                         .layers

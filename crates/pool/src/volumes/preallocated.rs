@@ -50,7 +50,9 @@ impl Volumes {
     }
 
     pub(crate) fn set_preallocated(&mut self, volume: VolumeId, extents: u64) {
-        if let Some(volume) = self.by_id.get_mut(&volume) {
+        if let Some(volume) = self.by_id.get_mut(&volume)
+            && volume.image.is_none()
+        {
             volume.preallocated = extents;
         }
     }
