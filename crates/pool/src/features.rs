@@ -93,7 +93,7 @@ impl Unknown {
 #[cfg(test)]
 mod tests {
     use crate::{
-        NewDevice, NewSnapshot, NewVolume, Pool, PoolSpec,
+        NewDevice, NewImageVolume, NewSnapshot, NewVolume, Pool, PoolSpec,
         catalog::Catalog,
         journal::batch::{Batch, BatchId, Key, Table},
         mirror::area::Area,
@@ -134,7 +134,7 @@ mod tests {
         assert!(opened(1, b"hints").contains("version 99"));
     }
 
-    /// Earlier versions open a pool until its first snapshot.
+    /// Earlier versions open a pool until its first snapshot or RBD image.
     #[test]
     fn a_feature_is_set_at_its_first_use() {
         let device = NewDevice {
@@ -184,6 +184,23 @@ mod tests {
             .take(&[NewSnapshot { volume, name }], 0)
             .unwrap();
         commit(&mut pool);
-        assert_eq!(features(), [(3, 0, b"layers".to_vec())]);
+        let layers = (3, 0, b"layers".to_vec());
+        assert_eq!(features(), std::slice::from_ref(&layers));
+        let image = NewImageVolume {
+            tenant: "t".into(),
+            name: "r".into(),
+            size_bytes: 1 << 20,
+            block_bytes: 512,
+            cluster: "c".into(),
+            pool: "rbd".into(),
+            namespace: String::new(),
+            image: "r".into(),
+            snapshot: None,
+            snapshot_of: None,
+            own_client: false,
+        };
+        pool.create_image_volume(&image, 0).unwrap();
+        commit(&mut pool);
+        assert_eq!(features(), [layers, (3, 1, b"images".to_vec())]);
     }
 }

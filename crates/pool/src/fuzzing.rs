@@ -4,10 +4,11 @@
 
 use crate::{
     BLOCK_BYTES, BatchId, BlockStore, Catalog, DeviceRun, ExportRecord, MemStore, NewClone,
-    NewDevice, NewSnapshot, NewVolume, OpenDevice, Pool, PoolSettings, PoolSpec, Volumes,
-    catalog::Usage, create, error::Result, journal::batch::Table, open, open::load::load_records,
+    NewDevice, NewImageVolume, NewSnapshot, NewVolume, OpenDevice, Pool, PoolSettings, PoolSpec,
+    Volumes, catalog::Usage, create, error::Result, journal::batch::Table, open,
+    open::load::load_records,
 };
-use forebay_xlate::types::{ExtentIndex, VolumeId};
+use forebay_xlate::types::{DeviceIndex, ExtentIndex, VolumeId};
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     io,
@@ -40,6 +41,17 @@ impl Making {
             self.pool.committed(batch.id())?;
         }
         Ok(())
+    }
+
+    /// An RBD image and its snapshot, with a session of their client.
+    fn add_images(&mut self) -> Result<()> {
+        let mut new = new_image("r");
+        let volume = self.pool.create_image_volume(&new, 0)?;
+        new.snapshot_of = Some(volume);
+        new.snapshot = Some("s".into());
+        self.pool.create_image_volume(&new, 0)?;
+        self.pool.note_client(DeviceIndex(255), "10.0.0.1:0/1")?;
+        self.commit()
     }
 
     /// A snapshot with a clone, hidden extents, and a merge in progress.
@@ -83,6 +95,22 @@ impl Making {
     }
 }
 
+fn new_image(name: &str) -> NewImageVolume {
+    NewImageVolume {
+        tenant: "t".into(),
+        name: name.into(),
+        size_bytes: 9 << 22,
+        block_bytes: 512,
+        cluster: "c".into(),
+        pool: "rbd".into(),
+        namespace: String::new(),
+        image: name.into(),
+        snapshot: None,
+        snapshot_of: None,
+        own_client: false,
+    }
+}
+
 fn make() -> Result<Template> {
     let store = Arc::new(MemStore::new(DEVICE_BYTES));
     let spec = PoolSpec {
@@ -119,6 +147,7 @@ fn make() -> Result<Template> {
         made.commit()?;
     }
     made.add_layers()?;
+    made.add_images()?;
     let mut records = Records::new();
     made.catalog.load(|table, a, b, value| {
         records.insert((table, a, b), value.to_vec());
@@ -163,7 +192,7 @@ impl Exercise<'_> {
         let report = pool.check().expect("adoption is finished");
         let _ = pool.repair(&report);
         let volumes: Vec<VolumeId> = pool.volumes().records().map(|volume| volume.id).collect();
-        for volume in volumes.iter().copied().take(6) {
+        for volume in volumes.iter().copied().take(8) {
             for logical in [0, 1, 7, 41, 521].map(ExtentIndex) {
                 let _ = pool.fault(volume, logical, false);
                 let _ = pool.fault(volume, logical, true);
@@ -174,6 +203,7 @@ impl Exercise<'_> {
             let _ = pool.release(volume, ExtentIndex(0), 2, &BTreeSet::new());
         }
         self.layers(&volumes);
+        self.images(&volumes);
         let pool = &mut *self.0;
         let _: Vec<&ExportRecord> = pool.exports().iter().collect();
         for device in pool.devices().to_vec() {
@@ -184,6 +214,23 @@ impl Exercise<'_> {
         }
         let _ = pool.take_batch();
         let _ = pool.check();
+    }
+
+    fn images(&mut self, volumes: &[VolumeId]) {
+        let pool = &mut *self.0;
+        let _ = pool.create_image_volume(&new_image("r2"), 0);
+        let clients: Vec<DeviceIndex> = pool.images().clients().map(|c| c.index).collect();
+        for client in clients {
+            let _ = pool.note_client(client, "10.0.0.1:0/2");
+            pool.forget_clients(client, &["10.0.0.1:0/1".into()]);
+        }
+        for volume in volumes {
+            let _ = pool.set_image_size(*volume, 3 << 22);
+            let _ = pool.volumes().mapped_bytes(*volume, 1 << 22, 8);
+            if pool.images().of(*volume).is_some() {
+                let _ = pool.delete_volume(*volume, &BTreeSet::new());
+            }
+        }
     }
 
     fn layers(&mut self, volumes: &[VolumeId]) {

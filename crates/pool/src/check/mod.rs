@@ -269,6 +269,11 @@ impl Check {
             pool.volumes.by_id.len() as u64,
         );
         compare(
+            "volumes in RBD images",
+            pool.images.by_volume.len() as u64,
+            volumes().filter(|volume| volume.image.is_some()).count() as u64,
+        );
+        compare(
             "exported volumes",
             pool.exports
                 .by_volume

@@ -5,7 +5,7 @@ use crate::{
     extents::ExtentState,
     extents::runs::DeviceRun,
     pool::Pool,
-    records::{LayerId, MapId},
+    records::{ImageRecord, LayerId, MapId},
     volumes::{
         PoolVolume,
         layers::{Layer, Node},
@@ -36,6 +36,15 @@ impl Check {
                 volume.entitlement,
                 volume.catalog_bytes,
                 volume.account(pool.info.extent_bytes)
+            ));
+        }
+        let image = pool.images.of(id);
+        let client = image.and_then(|image| pool.images.client(image.client));
+        let place = image.filter(|_| client.is_some()).map(ImageRecord::place);
+        if (image.is_some(), volume.image) != (place.is_some(), place) {
+            self.report.problem(format!(
+                "{id} has the image {image:?} of the client {client:?}, but its place is {:?}",
+                volume.image
             ));
         }
         let key = (volume.record.tenant, volume.record.name.clone());

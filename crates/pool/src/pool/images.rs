@@ -384,8 +384,7 @@ impl Pool {
                 "{address:?} is not the address of a RADOS client"
             )));
         }
-        self.admit(address.len() as u64)?;
-        let client = self.images.clients.get_mut(&index);
+        let client = self.images.client(index);
         let client =
             client.ok_or_else(|| PoolError::not_found(format!("no client {}", index.0)))?;
         if client.addresses.iter().any(|known| known == address) {
@@ -397,7 +396,10 @@ impl Pool {
                 client.cluster
             )));
         }
-        client.addresses.push(address.to_owned());
+        self.admit(address.len() as u64)?;
+        if let Some(client) = self.images.clients.get_mut(&index) {
+            client.addresses.push(address.to_owned());
+        }
         self.journal.touch(Table::Clients, u64::from(index.0), 0);
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! A device that can lose unsynced writes, and small pools on it.
 #![allow(dead_code, unreachable_pub)]
 
+pub mod images;
 pub mod pools;
 pub mod powercut;
 

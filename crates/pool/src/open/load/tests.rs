@@ -7,7 +7,7 @@ use crate::{
     extents::space::PoolSettings,
     journal::batch::{Batch, Key},
     open::create::create,
-    records::{Layering, TenantId, VolumeRecord},
+    records::{ClientOwner, ClientRecord, ImageRecord, Layering, TenantId, VolumeRecord},
     store::MemStore,
     volumes::{layers::Place, map::MapRun},
 };
@@ -257,6 +257,158 @@ fn budgets_of_deleted_tenants_and_volumes_are_dropped() {
         Key::new(Table::StatedBudgets, 99, 0),
     ];
     assert_eq!(batch.records, gone.map(|key| (key, None)));
+}
+
+fn image(volume: u64, name: &str, client: u8, span: u32) -> (Key, Vec<u8>) {
+    let record = ImageRecord {
+        cluster: "c".into(),
+        pool: "rbd".into(),
+        namespace: String::new(),
+        image: name.into(),
+        snapshot: None,
+        client: DeviceIndex(client),
+        span,
+    };
+    let bytes = codec::encode(&record).unwrap();
+    (Key::new(Table::Images, volume, 0), bytes)
+}
+
+fn client(index: u8, record: ClientRecord) -> (Key, Vec<u8>) {
+    let bytes = codec::encode(&record).unwrap();
+    (Key::new(Table::Clients, u64::from(index), 0), bytes)
+}
+
+fn client_of(index: u8) -> ClientRecord {
+    ClientRecord {
+        index: DeviceIndex(index),
+        uuid: Default::default(),
+        cluster: "c".into(),
+        owner: ClientOwner::Tenant(TenantId(1)),
+        addresses: Vec::new(),
+    }
+}
+
+fn sized(volume: u64, change: impl Fn(&mut VolumeRecord)) -> (Key, Vec<u8>) {
+    let record = codec::decode_volume(&above(volume, "a", 9).1).unwrap();
+    let mut record = VolumeRecord {
+        layering: Layering::default(),
+        ..record
+    };
+    change(&mut record);
+    let bytes = codec::encode_volume(&record).unwrap();
+    (Key::new(Table::Volumes, volume, 0), bytes)
+}
+
+#[test]
+fn contradictions_of_images_are_damage() {
+    let known = || client(255, client_of(255));
+    let with = |change: fn(&mut ClientRecord)| {
+        let mut record = client_of(255);
+        change(&mut record);
+        client(255, record)
+    };
+    let wrong: Vec<(&str, Records)> = vec![
+        ("to volume 9, which", vec![known(), image(9, "r", 255, 0)]),
+        (
+            "to volume 2, which",
+            vec![known(), image(A, "r", 255, 0), sized(A, |v| v.name.clear())],
+        ),
+        ("client 255, which", vec![image(A, "r", 255, 0)]),
+        (
+            "client 255, which",
+            vec![image(A, "r", 255, 0), with(|c| c.cluster = "d".into())],
+        ),
+        (
+            "beyond the end of its client",
+            vec![known(), image(A, "r", 255, 4096)],
+        ),
+        (
+            "the same place",
+            vec![known(), image(A, "r", 255, 7), image(B, "q", 255, 7)],
+        ),
+        (
+            "show one image",
+            vec![known(), image(A, "r", 255, 7), image(B, "r", 255, 8)],
+        ),
+        ("not a valid name", vec![known(), image(A, "r/", 255, 0)]),
+        (
+            "something of the pool",
+            vec![
+                known(),
+                image(A, "r", 255, 0),
+                states(0, 4),
+                map(A, 0, 1, 0),
+            ],
+        ),
+        (
+            "something of the pool",
+            vec![
+                known(),
+                image(A, "r", 255, 0),
+                states(4, 0),
+                reservation(A, 0, 1),
+            ],
+        ),
+        (
+            "something of the pool",
+            vec![known(), image(A, "r", 255, 0), hidden(A, 0)],
+        ),
+        (
+            "too large",
+            vec![
+                known(),
+                image(A, "r", 255, 0),
+                sized(A, |v| v.size_bytes = MAX_VOLUME_BYTES + 512),
+            ],
+        ),
+        (
+            "something of the pool",
+            vec![
+                known(),
+                image(A, "r", 255, 0),
+                sized(A, |v| v.reserved_bytes = 512),
+            ],
+        ),
+        (
+            "something of the pool",
+            vec![
+                known(),
+                image(A, "r", 255, 0),
+                sized(A, |v| v.layering.snapshot_of = Some(VolumeId(1))),
+            ],
+        ),
+        ("device 0 is also a client", vec![client(0, client_of(0))]),
+        ("another number", vec![client(254, client_of(255))]),
+        (
+            "another number",
+            vec![(Key::new(Table::Clients, 511, 0), known().1)],
+        ),
+        (
+            "addresses are invalid",
+            vec![with(|c| c.addresses = vec!["a b".into()])],
+        ),
+        (
+            "addresses are invalid",
+            vec![with(|c| c.addresses = vec!["a".into(); 1025])],
+        ),
+        (
+            "next id, 4, is in use",
+            vec![with(|c| c.owner = ClientOwner::Volume(VolumeId(4)))],
+        ),
+        (
+            "cannot be read",
+            vec![(Key::new(Table::Images, A, 0), vec![3])],
+        ),
+    ];
+    for (what, records) in wrong {
+        let error = load_with(records).map(|_| ()).unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Damaged, "{error}");
+        assert!(error.message.contains(what), "{what}: {error}");
+    }
+    let sound = vec![known(), image(A, "r", 255, 4095), image(B, "q", 255, 0)];
+    let mut pool = load_with(sound).unwrap();
+    pool.finish_adoption(true).unwrap();
+    assert_eq!(pool.check().unwrap().problems, []);
 }
 
 #[test]
