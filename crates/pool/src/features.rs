@@ -186,19 +186,7 @@ mod tests {
         commit(&mut pool);
         let layers = (3, 0, b"layers".to_vec());
         assert_eq!(features(), std::slice::from_ref(&layers));
-        let image = NewImageVolume {
-            tenant: "t".into(),
-            name: "r".into(),
-            size_bytes: 1 << 20,
-            block_bytes: 512,
-            cluster: "c".into(),
-            pool: "rbd".into(),
-            namespace: String::new(),
-            image: "r".into(),
-            snapshot: None,
-            snapshot_of: None,
-            own_client: false,
-        };
+        let image = NewImageVolume::example("r");
         pool.create_image_volume(&image, 0).unwrap();
         commit(&mut pool);
         assert_eq!(features(), [layers, (3, 1, b"images".to_vec())]);

@@ -45,7 +45,7 @@ impl Making {
 
     /// An RBD image and its snapshot, with a session of their client.
     fn add_images(&mut self) -> Result<()> {
-        let mut new = new_image("r");
+        let mut new = NewImageVolume::example("r");
         let volume = self.pool.create_image_volume(&new, 0)?;
         new.snapshot_of = Some(volume);
         new.snapshot = Some("s".into());
@@ -92,22 +92,6 @@ impl Making {
             pool.snapshots().merge(&step)?;
         }
         self.commit()
-    }
-}
-
-fn new_image(name: &str) -> NewImageVolume {
-    NewImageVolume {
-        tenant: "t".into(),
-        name: name.into(),
-        size_bytes: 9 << 22,
-        block_bytes: 512,
-        cluster: "c".into(),
-        pool: "rbd".into(),
-        namespace: String::new(),
-        image: name.into(),
-        snapshot: None,
-        snapshot_of: None,
-        own_client: false,
     }
 }
 
@@ -218,7 +202,7 @@ impl Exercise<'_> {
 
     fn images(&mut self, volumes: &[VolumeId]) {
         let pool = &mut *self.0;
-        let _ = pool.create_image_volume(&new_image("r2"), 0);
+        let _ = pool.create_image_volume(&NewImageVolume::example("r2"), 0);
         let clients: Vec<DeviceIndex> = pool.images().clients().map(|c| c.index).collect();
         for client in clients {
             let _ = pool.note_client(client, "10.0.0.1:0/2");

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::{
-    NewDevice, NewVolume, PoolSpec,
+    NewDevice, NewImageVolume, NewVolume, PoolSpec,
     open::create::create,
     store::MemStore,
     volumes::{PoolVolume, faults::FaultAnswer},
@@ -89,6 +89,11 @@ impl World {
                 other => panic!("{other:?}"),
             }
         }
+    }
+
+    fn image(&mut self) -> VolumeId {
+        let new = NewImageVolume::example("r");
+        self.pool.create_image_volume(&new, 0).unwrap()
     }
 
     fn volume(&mut self, volume: VolumeId) -> &mut PoolVolume {
@@ -242,6 +247,19 @@ fn damage_is_named() {
         }),
         ("are counted as", |world| {
             world.pool.allocator.extents.miscount()
+        }),
+        ("but its place is None", |world| {
+            let image = world.image();
+            world.volume(image).image = None;
+        }),
+        ("the client None", |world| {
+            world.image();
+            world.pool.images.clients.clear();
+        }),
+        ("volumes in RBD images", |world| {
+            let image = world.image();
+            let record = world.pool.images.of(image).unwrap().clone();
+            world.pool.images.by_volume.insert(VolumeId(99), record);
         }),
         ("by its tenant and name", |world| {
             let b = world.b;

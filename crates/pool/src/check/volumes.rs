@@ -41,7 +41,7 @@ impl Check {
         let image = pool.images.of(id);
         let client = image.and_then(|image| pool.images.client(image.client));
         let place = image.filter(|_| client.is_some()).map(ImageRecord::place);
-        if (image.is_some(), volume.image) != (place.is_some(), place) {
+        if volume.image != place {
             self.report.problem(format!(
                 "{id} has the image {image:?} of the client {client:?}, but its place is {:?}",
                 volume.image

@@ -55,6 +55,25 @@ pub struct NewImageVolume {
     pub own_client: bool,
 }
 
+#[cfg(any(test, fuzzing))]
+impl NewImageVolume {
+    pub(crate) fn example(name: &str) -> Self {
+        Self {
+            tenant: "t".into(),
+            name: name.into(),
+            size_bytes: 9 * crate::IMAGE_EXTENT_BYTES,
+            block_bytes: 512,
+            cluster: "c".into(),
+            pool: "rbd".into(),
+            namespace: String::new(),
+            image: name.into(),
+            snapshot: None,
+            snapshot_of: None,
+            own_client: false,
+        }
+    }
+}
+
 fn is_address(address: &str) -> bool {
     let is_sound = |byte: u8| byte.is_ascii_graphic();
     (1..=MAX_NAME_BYTES).contains(&address.len()) && address.bytes().all(is_sound)

@@ -377,6 +377,14 @@ fn contradictions_of_images_are_damage() {
                 sized(A, |v| v.layering.snapshot_of = Some(VolumeId(1))),
             ],
         ),
+        (
+            "something of the pool",
+            vec![
+                known(),
+                image(A, "r", 255, 0),
+                sized(A, |v| v.layering.map = Some(MapId(1))),
+            ],
+        ),
         ("device 0 is also a client", vec![client(0, client_of(0))]),
         ("another number", vec![client(254, client_of(255))]),
         (
