@@ -99,7 +99,8 @@ pub fn open(devices: &[OpenDevice]) -> Result<Opened> {
         None => Ok(()),
     })?;
     refuse_older_catalog(&labelled, &catalog, pool.info.opens)?;
-    let (indexes, missing) = match_records(&labelled, devices.len(), &mut pool, &mut notes)?;
+    let Matched { indexes, missing } =
+        Matched::find(&labelled, devices.len(), &mut pool, &mut notes)?;
     let newest = labelled.iter().map(|one| one.label.number).max();
     pool.info.opens = pool.info.opens.max(newest.unwrap_or(0));
     let mut areas = Vec::new();
@@ -263,80 +264,89 @@ fn older_copy(spec: &str, number: u64, known: u64) -> String {
     )
 }
 
-type Matched = (Vec<Option<DeviceIndex>>, Vec<MissingDevice>);
+/// The given devices' indexes, and the missing devices.
+struct Matched {
+    indexes: Vec<Option<DeviceIndex>>,
+    missing: Vec<MissingDevice>,
+}
 
-/// Matches devices with records.
-fn match_records(
-    labelled: &[Labelled<'_>],
-    given: usize,
-    pool: &mut Pool,
-    notes: &mut Vec<String>,
-) -> Result<Matched> {
-    let mut indexes = vec![None; given];
-    let mut missing = Vec::new();
-    for record in pool.devices().to_vec() {
-        let Some(one) = find(labelled, &record) else {
-            pool.set_device_health(record.index, DeviceHealth::Missing)?;
-            missing.push(MissingDevice {
-                index: record.index,
-                uuid: record.uuid,
-                spec: record.spec,
-                why: None,
-            });
-            continue;
-        };
-        let known = pool.device_numbers.get(&record.index).copied().unwrap_or(0);
-        let number = one.label.number;
-        let is_older = one.label.format == LabelFormat::Current && number < known;
-        if is_older && !one.device.forced {
-            pool.set_device_health(record.index, DeviceHealth::Missing)?;
-            notes.push(older_copy(&one.device.spec, number, known));
-            missing.push(MissingDevice {
-                index: record.index,
-                uuid: record.uuid,
-                why: Some(older_copy(&one.device.spec, number, known)),
-                spec: record.spec,
-            });
-            continue;
-        }
-        if is_older || number > pool.info.opens {
-            notes.push(format!(
+impl Matched {
+    /// Matches devices with records.
+    fn find(
+        labelled: &[Labelled<'_>],
+        given: usize,
+        pool: &mut Pool,
+        notes: &mut Vec<String>,
+    ) -> Result<Self> {
+        let mut indexes = vec![None; given];
+        let mut missing = Vec::new();
+        for record in pool.devices().to_vec() {
+            let Some(one) = find(labelled, &record) else {
+                pool.set_device_health(record.index, DeviceHealth::Missing)?;
+                missing.push(MissingDevice {
+                    index: record.index,
+                    uuid: record.uuid,
+                    spec: record.spec,
+                    why: None,
+                });
+                continue;
+            };
+            let known = pool.device_numbers.get(&record.index).copied().unwrap_or(0);
+            let number = one.label.number;
+            let is_older = one.label.format == LabelFormat::Current && number < known;
+            if is_older && !one.device.forced {
+                pool.set_device_health(record.index, DeviceHealth::Missing)?;
+                notes.push(older_copy(&one.device.spec, number, known));
+                missing.push(MissingDevice {
+                    index: record.index,
+                    uuid: record.uuid,
+                    why: Some(older_copy(&one.device.spec, number, known)),
+                    spec: record.spec,
+                });
+                continue;
+            }
+            if is_older || number > pool.info.opens {
+                notes.push(format!(
                 "{} is accepted although its number {number} is not the catalog's {}: its unmapped extents are \
                  zero-filled before their next use, and data that volumes map may be outdated",
                 one.device.spec,
                 known.max(pool.info.opens)
             ));
-            pool.distrust(record.index)?;
-        }
-        if one.label.extent_bytes != pool.info().extent_bytes {
-            return Err(PoolError::damaged(format!(
-                "{} and the pool's catalog disagree about the size of extents",
-                one.device.spec
-            )));
-        }
-        if record.spec != one.device.spec {
-            notes.push(format!(
-                "{} was at {} and is now at {}",
-                record.index, record.spec, one.device.spec
-            ));
-            let index = record.index;
-            if let Some(record) = pool.devices.get_mut(usize::from(index.0)) {
-                record.spec = one.device.spec.clone();
-                pool.journal.touch(Table::Devices, u64::from(index.0), 0);
+                // They may hold deleted data.
+                let (allocator, journal) = (&mut pool.allocator, &mut pool.journal);
+                allocator.free_all(journal, &pool.volumes.take_spare_on(record.index));
+                allocator.distrust_clean(journal, record.index);
             }
+            if one.label.extent_bytes != pool.info().extent_bytes {
+                return Err(PoolError::damaged(format!(
+                    "{} and the pool's catalog disagree about the size of extents",
+                    one.device.spec
+                )));
+            }
+            if record.spec != one.device.spec {
+                notes.push(format!(
+                    "{} was at {} and is now at {}",
+                    record.index, record.spec, one.device.spec
+                ));
+                let index = record.index;
+                if let Some(record) = pool.devices.get_mut(usize::from(index.0)) {
+                    record.spec = one.device.spec.clone();
+                    pool.journal.touch(Table::Devices, u64::from(index.0), 0);
+                }
+            }
+            indexes[one.at] = Some(record.index);
         }
-        indexes[one.at] = Some(record.index);
-    }
-    let is_known = |one: &&Labelled<'_>| {
-        let uuid = one.label.device_uuid;
-        pool.devices().iter().any(|record| record.uuid == uuid)
-    };
-    for one in labelled.iter().filter(|one| !is_known(one)) {
-        notes.push(format!(
+        let is_known = |one: &&Labelled<'_>| {
+            let uuid = one.label.device_uuid;
+            pool.devices().iter().any(|record| record.uuid == uuid)
+        };
+        for one in labelled.iter().filter(|one| !is_known(one)) {
+            notes.push(format!(
             "{} has the label of pool {:?}, but the pool does not know it: adding it did not finish. It is left \
              unchanged; you can add it again",
             one.device.spec, one.label.pool_name
         ));
+        }
+        Ok(Self { indexes, missing })
     }
-    Ok((indexes, missing))
 }

@@ -111,17 +111,4 @@ impl Pool {
                 .touch(Table::DeviceNumbers, u64::from(device.0), 0);
         }
     }
-
-    /// Makes a device's unmapped extents dirty, as they may hold deleted data. Only while adopting.
-    pub(crate) fn distrust(&mut self, device: DeviceIndex) -> Result<()> {
-        if !self.adopting {
-            return Err(PoolError::invalid(
-                "a device can be distrusted only while it is opened",
-            ));
-        }
-        let (allocator, journal) = (&mut self.allocator, &mut self.journal);
-        allocator.free_all(journal, &self.volumes.take_spare_on(device));
-        allocator.distrust_clean(journal, device);
-        Ok(())
-    }
 }

@@ -8,14 +8,17 @@ use super::{
     Pool,
     admin::{RECORD_BYTES, check_size, new_id},
     snapshots::snapshot_name,
-    tenants::check_name,
+    tenants::{Tenants, check_name},
 };
 use crate::{
     error::{PoolError, Result},
     features::IMAGES,
     journal::{Journal, batch::Table},
     records::{ClientOwner, ClientRecord, ImageRecord, Layering, TenantId, VolumeRecord},
-    volumes::images::{ImagePlace, SPANS},
+    volumes::{
+        Volumes,
+        images::{ImagePlace, SPANS},
+    },
 };
 use forebay_xlate::types::{DeviceIndex, VolumeId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -189,6 +192,59 @@ impl Images {
         )))
     }
 
+    /// The name of a new volume in an RBD image; for a snapshot, the owner of its client too.
+    fn name(
+        &self,
+        volumes: &Volumes,
+        new: &NewImageVolume,
+        tenant: TenantId,
+    ) -> Result<(String, Option<ClientOwner>)> {
+        let Some(of) = new.snapshot_of else {
+            check_name("volume", &new.name)?;
+            if let Some(snapshot) = &new.snapshot {
+                return Err(PoolError::invalid(format!(
+                    "{snapshot:?} is a snapshot of the RBD image {:?}: name the image's volume too",
+                    new.image
+                )));
+            }
+            return Ok((new.name.clone(), None));
+        };
+        check_name("snapshot", &new.name)?;
+        let volume = volumes.record(of)?;
+        let key = (
+            new.cluster.as_str(),
+            new.pool.as_str(),
+            new.namespace.as_str(),
+            new.image.as_str(),
+            None,
+        );
+        let image = self.of(of).filter(|image| {
+            image.key() == key && new.snapshot.is_some() && volume.tenant == tenant
+        });
+        let client = image.and_then(|image| self.client(image.client));
+        let client = client.ok_or_else(|| {
+            PoolError::invalid(format!(
+                "{:?} is not a snapshot of volume {:?}, which is not this tenant's, or has another image",
+                new.name, volume.name
+            ))
+        })?;
+        Ok((snapshot_name(volume, &new.name), Some(client.owner)))
+    }
+
+    /// Refuses an image that a volume shows.
+    fn check_new(&self, volumes: &Volumes, tenants: &Tenants, image: &ImageRecord) -> Result<()> {
+        let (cluster, pool, namespace, name, snapshot) = image.key();
+        let Some(volume) = self.volume_of(cluster, pool, namespace, name, snapshot) else {
+            return Ok(());
+        };
+        let record = volumes.record(volume)?;
+        let tenant = tenants.get(record.tenant)?;
+        Err(PoolError::exists(format!(
+            "the RBD image {name:?} is already volume {:?} of tenant {:?}",
+            record.name, tenant.name
+        )))
+    }
+
     /// The client for an owner's images in a cluster, and its lowest free span. `devices` is the
     /// number of the pool's devices.
     fn choose(&self, cluster: &str, owner: ClientOwner, devices: usize) -> Result<ImagePlace> {
@@ -275,14 +331,15 @@ impl Pool {
             span: 0,
         };
         image.check()?;
-        let (name, shared) = self.image_name(new, tenant)?;
+        let (name, shared) = self.images.name(&self.volumes, new, tenant)?;
         if self.volumes.names.contains_key(&(tenant, name.clone())) {
             return Err(PoolError::exists(format!(
                 "tenant {:?} already has a volume {name:?}",
                 new.tenant
             )));
         }
-        self.refuse_shown(&image)?;
+        let (volumes, tenants) = (&self.volumes, &self.tenants);
+        self.images.check_new(volumes, tenants, &image)?;
         if !matches!(new.block_bytes, 512 | 4096) {
             return Err(PoolError::invalid(format!(
                 "a block of {} bytes: a volume's block is 512 or 4096 bytes",
@@ -320,62 +377,6 @@ impl Pool {
         self.journal.touch(Table::Volumes, id.0, 0);
         self.images.insert(&mut self.journal, id, image, owner);
         Ok(id)
-    }
-
-    /// The name of a new volume in an RBD image; for a snapshot, the owner of its client too.
-    fn image_name(
-        &self,
-        new: &NewImageVolume,
-        tenant: TenantId,
-    ) -> Result<(String, Option<ClientOwner>)> {
-        let Some(of) = new.snapshot_of else {
-            check_name("volume", &new.name)?;
-            if let Some(snapshot) = &new.snapshot {
-                return Err(PoolError::invalid(format!(
-                    "{snapshot:?} is a snapshot of the RBD image {:?}: name the image's volume too",
-                    new.image
-                )));
-            }
-            return Ok((new.name.clone(), None));
-        };
-        check_name("snapshot", &new.name)?;
-        let volume = self.volumes.record(of)?;
-        let image = self.images.of(of).filter(|image| {
-            let same = ImageRecord {
-                snapshot: None,
-                client: image.client,
-                span: image.span,
-                cluster: new.cluster.clone(),
-                pool: new.pool.clone(),
-                namespace: new.namespace.clone(),
-                image: new.image.clone(),
-            };
-            **image == same && new.snapshot.is_some() && volume.tenant == tenant
-        });
-        let client = image.and_then(|image| self.images.client(image.client));
-        let client = client.ok_or_else(|| {
-            PoolError::invalid(format!(
-                "{:?} is not a snapshot of volume {:?}, which is not this tenant's, or has another image",
-                new.name, volume.name
-            ))
-        })?;
-        Ok((snapshot_name(volume, &new.name), Some(client.owner)))
-    }
-
-    fn refuse_shown(&self, image: &ImageRecord) -> Result<()> {
-        let (cluster, pool, namespace, name, snapshot) = image.key();
-        let shown = self
-            .images
-            .volume_of(cluster, pool, namespace, name, snapshot);
-        let Some(volume) = shown else {
-            return Ok(());
-        };
-        let record = self.volumes.record(volume)?;
-        let tenant = self.tenants.get(record.tenant)?;
-        Err(PoolError::exists(format!(
-            "the RBD image {name:?} is already volume {:?} of tenant {:?}",
-            record.name, tenant.name
-        )))
     }
 
     /// Records the size of a volume's RBD image, which may be smaller than before. The caller
@@ -423,7 +424,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Forgets sessions that can't write any more: they have ended, or are fenced.
+    /// Forgets sessions that can't write any more, because they have ended or are fenced.
     pub fn forget_clients(&mut self, index: DeviceIndex, addresses: &[String]) {
         if let Some(client) = self.images.clients.get_mut(&index) {
             client.addresses.retain(|known| !addresses.contains(known));

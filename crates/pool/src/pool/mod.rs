@@ -10,6 +10,7 @@ pub(crate) mod admin;
 pub(crate) mod adopt;
 pub(crate) mod budgets;
 mod devices;
+mod encode;
 pub(crate) mod exports;
 mod faults;
 pub(crate) mod hosts;
@@ -19,23 +20,21 @@ pub(crate) mod tenants;
 
 use crate::{
     catalog::{CatalogUsage, Usage},
-    codec::{self, STATE_CHUNK},
     error::{PoolError, Result},
     extents::{
         ExtentState, Extents,
         allocator::Allocator,
-        runs::DeviceRun,
         space::{Space, SpaceLevel},
     },
-    features::{self, Feature},
     journal::{
         Journal,
-        batch::{Batch, BatchId, Key, Table},
+        batch::{Batch, BatchId, Table},
     },
-    records::{DeviceRecord, LayerId, PoolInfo, VolumeRecord},
+    records::{DeviceRecord, PoolInfo, VolumeRecord},
     volumes::Volumes,
 };
 use budgets::Budgets;
+use encode::Encoder;
 use exports::Exports;
 use forebay_device::size::format_bytes;
 use forebay_xlate::types::{DeviceIndex, VolumeId};
@@ -178,7 +177,7 @@ impl Pool {
     pub fn take_batch(&mut self) -> Result<Option<Batch>> {
         let mut records = Vec::new();
         for key in self.journal.touched() {
-            records.push((key, self.encode(key)?));
+            records.push((key, Encoder(self).record(key)?));
         }
         Ok(self.journal.close_batch(records))
     }
@@ -195,87 +194,6 @@ impl Pool {
             }
         }
         Ok(())
-    }
-
-    fn encode(&self, key: Key) -> Result<Option<Vec<u8>>> {
-        fn record<T: serde::Serialize>(record: Option<&T>) -> Result<Option<Vec<u8>>> {
-            record.map(codec::encode).transpose()
-        }
-        match key.table {
-            Table::Features => {
-                let is = |f: &&Feature| f.class as u64 == key.a && u64::from(f.bit) == key.b;
-                let feature = features::CATALOG.iter().find(is);
-                Ok(feature.map(|feature| feature.name.into()))
-            }
-            Table::Meta => record(Some(&self.info)),
-            Table::Tenants => record(self.tenants.stored(key.a)),
-            Table::Volumes => {
-                let volume = self.volumes.any(VolumeId(key.a));
-                volume
-                    .map(|volume| codec::encode_volume(&volume.record))
-                    .transpose()
-            }
-            Table::Layers => {
-                let layer = self.volumes.layers.get(LayerId(key.a));
-                record(layer.map(|layer| &layer.record))
-            }
-            Table::Images => record(self.images.of(VolumeId(key.a))),
-            // A device's index.
-            Table::Clients => record(self.images.client(DeviceIndex(key.a as u8))),
-            Table::Exports => {
-                let export = self.exports.stored(key.a);
-                export.map(codec::encode_export).transpose()
-            }
-            Table::Functions => record(self.exports.stored_function(key.a)),
-            // A 16-bit number.
-            Table::Ports => record(self.hosts.ports.get(&(key.a as u16))),
-            Table::HostReservations => record(self.hosts.reservations.get(&VolumeId(key.a))),
-            Table::Budgets => record(self.budgets.stored(key.a, key.b)),
-            Table::StatedBudgets => record(self.budgets.stored_stated(key.a, key.b)),
-            Table::Devices => record(self.devices.get(key.a as usize)),
-            // A device's index.
-            Table::DeviceNumbers => record(self.device_numbers.get(&DeviceIndex(key.a as u8))),
-            Table::States => {
-                let states = self
-                    .allocator
-                    .extents
-                    .stored_chunk(key.a, key.b, STATE_CHUNK);
-                let Some(device) = self.devices.get(key.a as usize) else {
-                    return Ok(None);
-                };
-                let initial = initial_state(device);
-                if states.iter().all(|state| *state == initial) {
-                    return Ok(None);
-                }
-                codec::encode_states(&states).map(Some)
-            }
-            Table::Reservations => {
-                let Some(device) = self.devices.get(key.a as usize) else {
-                    return Ok(None);
-                };
-                let base = key.b * STATE_CHUNK;
-                let chunk = DeviceRun::new(device.index, base, STATE_CHUNK);
-                let runs = self.allocator.reservations.within(chunk);
-                let encoded = codec::encode_reservations(base, &runs);
-                encoded.map(|bytes| (!runs.is_empty()).then_some(bytes))
-            }
-            Table::Maps => {
-                let Some((map, _, volume)) = self.volumes.map_of(key.a) else {
-                    return Ok(None);
-                };
-                let uncommitted = volume.map_or_else(Vec::new, |v| v.uncommitted_in(key.b));
-                let runs = map.chunk_without(key.b, &uncommitted);
-                if runs.is_empty() {
-                    return Ok(None);
-                }
-                codec::encode_map(&runs).map(Some)
-            }
-            Table::Hidden => {
-                let map = self.volumes.map_of(key.a);
-                let bits = map.and_then(|(_, hidden, _)| hidden.chunk(key.b));
-                bits.map(codec::encode_hidden).transpose()
-            }
-        }
     }
 
     /// Makes this opening's sequences exceed all earlier ones.

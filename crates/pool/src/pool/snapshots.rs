@@ -80,7 +80,7 @@ impl Snapshots<'_> {
         self.pool.ready()?;
         let (mut volumes, mut needed) = (BTreeSet::new(), 0u64);
         for NewSnapshot { volume, name } in new {
-            let target = self.pool.volumes.in_pool(*volume)?;
+            let target = self.pool.volumes.get(*volume)?.in_pool()?;
             let record = &target.record;
             if record.is_snapshot() {
                 return Err(PoolError::invalid(format!(
@@ -220,7 +220,7 @@ impl Snapshots<'_> {
         check_name("volume", &new.name)?;
         let tenant = self.pool.tenants.named(&new.tenant)?.id;
         let of = self.snapshot_record(new.snapshot)?;
-        self.pool.volumes.in_pool(new.snapshot)?;
+        self.pool.volumes.get(new.snapshot)?.in_pool()?;
         let record = VolumeRecord {
             id: VolumeId(self.pool.info.next_id),
             uuid: Uuid::new_v4(),
@@ -253,7 +253,7 @@ impl Snapshots<'_> {
     /// Whether [`Snapshots::roll_back`] would be refused.
     pub fn check_roll_back(&self, volume: VolumeId, to: Option<VolumeId>) -> Result<()> {
         self.pool.ready()?;
-        let record = &self.pool.volumes.in_pool(volume)?.record;
+        let record = &self.pool.volumes.get(volume)?.in_pool()?.record;
         let Some(snapshot) = to else {
             return self.check_erase(record);
         };

@@ -96,6 +96,17 @@ impl PoolVolume {
         uncommitted.map(|(logical, _)| logical).collect()
     }
 
+    /// Refuses a volume in an RBD image.
+    pub(crate) fn in_pool(&self) -> Result<&Self> {
+        if self.image.is_some() {
+            return Err(PoolError::invalid(format!(
+                "volume {:?} is an RBD image: the pool has none of its extents",
+                self.record.name
+            )));
+        }
+        Ok(self)
+    }
+
     /// The size of its extents, where the pool's have `pool_bytes`.
     pub(crate) fn extent_bytes(&self, pool_bytes: u64) -> u64 {
         match self.image {
@@ -211,21 +222,9 @@ impl Volumes {
         Ok(volume.extent_bytes(self.extent_bytes))
     }
 
-    /// Refuses volumes in RBD images.
-    pub(crate) fn in_pool(&self, volume: VolumeId) -> Result<&PoolVolume> {
-        let volume = self.get(volume)?;
-        if volume.image.is_some() {
-            return Err(PoolError::invalid(format!(
-                "volume {:?} is an RBD image: the pool has none of its extents",
-                volume.record.name
-            )));
-        }
-        Ok(volume)
-    }
-
     /// Refuses snapshots, and volumes in RBD images.
     pub(crate) fn writable(&self, volume: VolumeId) -> Result<&PoolVolume> {
-        let volume = self.in_pool(volume)?;
+        let volume = self.get(volume)?.in_pool()?;
         if volume.record.is_snapshot() {
             return Err(PoolError::invalid(format!(
                 "{:?} is a snapshot and can't be changed: clone it, and change the clone",

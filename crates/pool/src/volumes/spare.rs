@@ -71,6 +71,14 @@ impl PoolVolume {
         let over = self.has().saturating_sub(self.reservation(extent_bytes));
         self.spare.extents().min(over)
     }
+
+    fn online_spare(&self, extents: &Extents) -> u64 {
+        let spare = self.spare.devices();
+        spare
+            .filter(|(device, _)| extents.is_online(*device))
+            .map(|(_, extents)| extents)
+            .sum()
+    }
 }
 
 /// In a nearly full pool, one volume's spare extents are another's shortage.
@@ -234,15 +242,7 @@ impl Volumes {
     fn spare_online(&self, extents: &Extents, volume: &PoolVolume) -> u64 {
         volume
             .spare(self.extent_bytes)
-            .min(self.online_spare(extents, volume))
-    }
-
-    fn online_spare(&self, extents: &Extents, volume: &PoolVolume) -> u64 {
-        let spare = volume.spare.devices();
-        spare
-            .filter(|(device, _)| extents.is_online(*device))
-            .map(|(_, extents)| extents)
-            .sum()
+            .min(volume.online_spare(extents))
     }
 
     /// The other volume with the most surplus.
@@ -308,7 +308,7 @@ impl Volumes {
         let goal = if much { MAX_RESERVE } else { target.goal };
         let goal = goal.min(small_step(clean));
         // Only for a volume that writes, and only free extents.
-        let there = self.online_spare(extents, target) + target.incoming_extents;
+        let there = target.online_spare(extents) + target.incoming_extents;
         (target.used > 0 && there < goal / 2 && clean > 0).then_some(goal)
     }
 

@@ -76,7 +76,7 @@ impl Loader {
     }
 }
 
-/// Whether the volume has nothing of the pool's extents.
+/// Whether the volume has no extents of the pool, and no layers.
 fn is_alone(volume: &PoolVolume, image: &ImageRecord) -> bool {
     let record = &volume.record;
     let layering = Layering {

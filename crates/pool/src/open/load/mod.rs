@@ -129,16 +129,7 @@ impl Loader {
         match table {
             Table::Features => self.feature(a, b, value),
             Table::Meta => self.meta(value)?,
-            Table::Devices => {
-                let record: DeviceRecord = codec::decode(value)?;
-                if a != self.devices.len() as u64 || u64::from(record.index.0) != a {
-                    return Err(wrong(format!("device {a} is out of order")));
-                }
-                if record.extents > MAX_DEVICE_EXTENTS {
-                    return Err(wrong(format!("device {a} has too many extents")));
-                }
-                self.devices.push(record);
-            }
+            Table::Devices => self.device_record(a, value)?,
             Table::DeviceNumbers => {
                 let device = u8::try_from(a).map_err(|_| wrong("a number belongs to no device"))?;
                 self.device_numbers
@@ -204,6 +195,18 @@ impl Loader {
                 self.map_of(a)?.1.load_chunk(b, bits);
             }
         }
+        Ok(())
+    }
+
+    fn device_record(&mut self, a: u64, value: &[u8]) -> Result<()> {
+        let record: DeviceRecord = codec::decode(value)?;
+        if a != self.devices.len() as u64 || u64::from(record.index.0) != a {
+            return Err(wrong(format!("device {a} is out of order")));
+        }
+        if record.extents > MAX_DEVICE_EXTENTS {
+            return Err(wrong(format!("device {a} has too many extents")));
+        }
+        self.devices.push(record);
         Ok(())
     }
 
