@@ -424,7 +424,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Forgets sessions that can't write any more, because they have ended or are fenced.
+    /// Forgets addresses of sessions that have ended or are fenced.
     pub fn forget_clients(&mut self, index: DeviceIndex, addresses: &[String]) {
         if let Some(client) = self.images.clients.get_mut(&index) {
             client.addresses.retain(|known| !addresses.contains(known));
