@@ -1,7 +1,7 @@
 //! The daemon's resolved configuration: every path absolute, every default filled in. The command
 //! line reads `forebay.toml` and creates it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -35,6 +35,33 @@ pub struct DaemonConfig {
     pub out_of_band: Option<OutOfBand>,
     /// Signed images of the program.
     pub firmware: FirmwareConfig,
+    /// Ceph clusters by name, until the configuration is read again.
+    pub clusters: BTreeMap<String, ClusterConfig>,
+}
+
+/// A Ceph cluster. Keys are named by file only.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClusterConfig {
+    /// Ceph's configuration file.
+    pub config: PathBuf,
+    /// The user without `client.`, as in `admin`.
+    pub user: String,
+    /// The file with the user's key; without one, as Ceph's configuration says.
+    pub keyring: Option<PathBuf>,
+    /// Ceph's own name of the cluster: `ceph` unless its administrator chose another.
+    pub cluster: String,
+    /// Which volumes of it share a client in the engine.
+    pub client: ClientFor,
+}
+
+/// The volumes that one RADOS client serves.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum ClientFor {
+    /// All of a tenant's.
+    #[default]
+    Tenant,
+    /// One.
+    Volume,
 }
 
 /// Which firmware images are accepted.
@@ -131,6 +158,15 @@ pub struct Listen {
     pub metrics: Option<SocketAddr>,
 }
 
+/// The settings that may change while the daemon runs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Reloaded {
+    /// Addresses.
+    pub listen: Listen,
+    /// Ceph clusters by name.
+    pub clusters: BTreeMap<String, ClusterConfig>,
+}
+
 /// Operations of the program that runs the daemon.
 pub trait Program {
     /// Reopens the log, reads the configuration again and sets the log's level. Returns the other
@@ -138,7 +174,7 @@ pub trait Program {
     ///
     /// # Errors
     /// The configuration has a mistake; the previous one still applies.
-    fn reload(&self) -> Result<Listen, String>;
+    fn reload(&self) -> Result<Reloaded, String>;
 
     /// Opens the log if its file is gone, and writes messages that failed before.
     ///
@@ -229,8 +265,8 @@ pub struct EmbeddedPool {
 
 #[cfg(test)]
 impl Program for () {
-    fn reload(&self) -> Result<Listen, String> {
-        Ok(Listen::default())
+    fn reload(&self) -> Result<Reloaded, String> {
+        Ok(Reloaded::default())
     }
     fn open_log(&self) -> Result<(), String> {
         Ok(())
@@ -258,6 +294,7 @@ impl DaemonConfig {
             version: String::new(),
             out_of_band: None,
             firmware: FirmwareConfig::default(),
+            clusters: BTreeMap::new(),
         }
     }
 }

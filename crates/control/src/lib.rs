@@ -10,6 +10,7 @@ pub mod api;
 mod base;
 mod changed;
 mod clock;
+mod clusters;
 pub mod config;
 mod daemon;
 mod devices;

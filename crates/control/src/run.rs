@@ -97,6 +97,7 @@ async fn run_here(config: DaemonConfig, program: Box<dyn Program>) -> Result<End
     };
     // The server has its own time limit.
     let _ = server.await;
+    daemon.clusters.close().await;
     result.map(|()| ended_by)
 }
 

@@ -28,6 +28,7 @@ use crate::base::commit::Committer;
 use crate::base::volume_locks::Turns;
 use crate::base::waits::Waits;
 use crate::changed::Signal;
+use crate::clusters::Clusters;
 use crate::devices::{MissingDevice, PoolDevice, api_error};
 use crate::events::{EventFields, Events};
 use crate::model::error::ApiError;
@@ -112,6 +113,7 @@ pub(crate) struct Base {
     pub(crate) limits: Limits,
     pub(crate) counters: Counters,
     pub(crate) events: Rc<Events>,
+    pub(crate) clusters: Rc<Clusters>,
     pub(crate) committer: Committer,
     pub(crate) waits: Waits,
     pub(crate) turns: Turns,
@@ -139,6 +141,7 @@ impl Base {
         devices: Vec<PoolDevice>,
         limits: Limits,
         events: Rc<Events>,
+        clusters: Rc<Clusters>,
     ) -> Rc<Self> {
         Rc::new(Self {
             core: RefCell::new(core),
@@ -148,6 +151,7 @@ impl Base {
             limits,
             counters: Counters::default(),
             events,
+            clusters,
             committer: Committer::new(),
             waits: Waits::default(),
             turns: Turns::default(),

@@ -18,6 +18,7 @@ use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use crate::clusters::Clusters;
 use crate::config::{DaemonConfig, Listen, Program};
 use crate::devices::Opening;
 use crate::events::Events;
@@ -45,6 +46,9 @@ pub use error::DaemonError;
 pub(crate) use firmware::CommitAction;
 pub(crate) use requests::{DaemonRequest, Handle, channel};
 pub(crate) use status::Condition;
+
+/// Names the folder of librados and librbd, if the system does not find them.
+const CEPH_LIBRARIES: &str = "FOREBAY_CEPH_LIBRARIES";
 
 pub(crate) type ServeMetrics = Box<dyn Fn(TcpListener) -> JoinHandle<()>>;
 
@@ -90,6 +94,7 @@ pub(crate) struct Daemon {
     /// Frames, packets and messages that the out-of-band endpoint has dropped.
     pub(crate) out_of_band_drops: Arc<AtomicU64>,
     pub(crate) firmware: Rc<Firmware>,
+    pub(crate) clusters: Rc<Clusters>,
 }
 
 impl Daemon {
@@ -110,6 +115,8 @@ impl Daemon {
         if let Some(version) = &config.firmware.installed_version {
             firmware.note_installed(version);
         }
+        let clusters = Clusters::new(std::env::var_os(CEPH_LIBRARIES).map(PathBuf::from));
+        clusters.configure(config.clusters.clone());
         Self {
             config,
             me,
@@ -133,6 +140,7 @@ impl Daemon {
             last_death: RefCell::new(None),
             events,
             firmware,
+            clusters: Rc::new(clusters),
         }
     }
 

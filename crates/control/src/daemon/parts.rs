@@ -11,6 +11,7 @@ use tokio::time::sleep;
 
 use super::Daemon;
 use super::listeners::{listener, metrics_at};
+use crate::config::Reloaded;
 use crate::events::EventFields;
 use crate::model::EngineState;
 use crate::model::events::EventKind;
@@ -74,10 +75,8 @@ impl Daemon {
         }
     }
 
-    /// Reads the configuration again. Only [`Listen`] and the log's level take effect before the
-    /// next start.
-    ///
-    /// [`Listen`]: crate::config::Listen
+    /// Reads the configuration again. Only what [`Reloaded`] has and the log's level take effect
+    /// before the next start.
     pub(crate) fn reload(self: &Rc<Self>) {
         let read = self.program.reload();
         self.note_part("the log", self.program.open_log());
@@ -87,10 +86,15 @@ impl Daemon {
             )
         });
         self.note_part("the configuration", wrong.map_or(Ok(()), Err));
-        let Ok(new) = read else {
+        let Ok(Reloaded {
+            listen: new,
+            clusters,
+        }) = read
+        else {
             return;
         };
         tracing::info!("the configuration was reloaded");
+        self.clusters.configure(clusters);
         let exposed = self.exposures();
         let old = self.listen.replace(new.clone());
         let mut parts = self.parts.borrow_mut();

@@ -111,7 +111,8 @@ impl Daemon {
         let grants = Grants::fresh(&self.grants_path(), &pool, &boot_id, grants_capacity())
             .map_err(unavailable)?;
         let (catalog, limits) = (Arc::new(catalog), Limits::default());
-        let owner = Owner::new(pool, catalog, devices, grants, limits, self.events.clone());
+        let (events, clusters) = (self.events.clone(), self.clusters.clone());
+        let owner = Owner::new(pool, catalog, devices, grants, limits, events, clusters);
         owner.labels.set_hold(self.me.clone(), tenure);
         owner.mapping.finish_adoption(None).await;
         let info = owner.reports.pool_show();

@@ -163,7 +163,8 @@ impl Daemon {
             || pool.exports().iter().any(|export| export.frontend.is_vm());
         self.bind_listeners_at_start(may_wait)?;
         let (catalog, limits) = (Arc::new(catalog), Limits::default());
-        let owner = Owner::new(pool, catalog, devices, grants, limits, self.events.clone());
+        let (events, clusters) = (self.events.clone(), self.clusters.clone());
+        let owner = Owner::new(pool, catalog, devices, grants, limits, events, clusters);
         owner.labels.set_hold(self.me.clone(), tenure);
         if live.is_none() {
             let finished = timeout(START_COMMIT_LIMIT, owner.mapping.finish_adoption(None)).await;

@@ -12,6 +12,7 @@ pub mod events;
 mod export;
 pub mod firmware;
 mod hosts;
+pub mod rbd;
 pub mod scheduling;
 mod snapshot;
 pub mod stats;

@@ -25,6 +25,7 @@ use std::sync::Arc;
 use forebay_pool::{Catalog, Pool};
 
 use crate::base::{Base, Core};
+use crate::clusters::Clusters;
 use crate::devices::PoolDevice;
 use crate::events::Events;
 use crate::exports::export::Exports;
@@ -91,9 +92,11 @@ impl Owner {
         grants: Grants,
         limits: Limits,
         events: Rc<Events>,
+        clusters: Rc<Clusters>,
     ) -> Rc<Self> {
         let (grants, adoption) = grants.into_parts();
-        let base = Base::new(Core { pool, grants }, catalog, devices, limits, events);
+        let core = Core { pool, grants };
+        let base = Base::new(core, catalog, devices, limits, events, clusters);
         let link = Link::new(&base);
         let labels = Labels::new(&base);
         let copies = Copies::new(&base);

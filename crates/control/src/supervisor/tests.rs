@@ -54,6 +54,7 @@ fn with_engines<F: Future<Output = ()>>(
             grants,
             Limits::default(),
             Rc::default(),
+            Rc::default(),
         );
         let firmware = firmware_of(at, config.program.clone());
         if let Some(image) = image {

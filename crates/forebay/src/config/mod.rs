@@ -3,17 +3,20 @@
 //! Unknown keys are errors with a line number. Without a file, everything lies in `./var`, with a
 //! pool in a sparse file.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+mod ceph;
 mod out_of_band;
 
-use forebay_control::config::OutOfBand;
+use forebay_control::config::{ClusterConfig, OutOfBand};
 use forebay_device::DeviceSpec;
 use forebay_device::size::parse_capacity;
 use serde::{Deserialize, Deserializer, de};
 
 use crate::failure::{Failure, Outcome, While};
+use ceph::ClusterTable;
 use out_of_band::OutOfBandTable;
 
 pub(crate) const FILE_NAME: &str = "forebay.toml";
@@ -48,6 +51,8 @@ struct FileConfig {
     out_of_band: Option<OutOfBandTable>,
     #[serde(default)]
     firmware: FirmwareTable,
+    #[serde(default)]
+    ceph: BTreeMap<String, ClusterTable>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -149,6 +154,7 @@ pub(crate) struct Config {
     pub(crate) out_of_band: Option<OutOfBand>,
     /// Public keys that firmware images are signed with.
     pub(crate) firmware_keys: Vec<PathBuf>,
+    pub(crate) clusters: BTreeMap<String, ClusterConfig>,
 }
 
 /// Loads `file`; else `./forebay.toml` if it exists and `dir` is absent; else the defaults in `dir`
@@ -196,6 +202,7 @@ fn defaults(dir: &Path) -> Outcome<Config> {
         allow_faulty: false,
         out_of_band: None,
         firmware_keys: Vec::new(),
+        clusters: BTreeMap::new(),
     })
 }
 
@@ -250,6 +257,7 @@ fn parse(text: &str, path: &Path, dir: Option<&Path>) -> Outcome<Config> {
     let out_of_band = file.out_of_band;
     let out_of_band = out_of_band.map(|table| out_of_band::parse(table, base));
     let out_of_band = out_of_band.transpose().map_err(&wrong)?;
+    let clusters = ceph::parse(file.ceph, base).map_err(&wrong)?;
     Ok(Config {
         source: Some(path.to_owned()),
         api_socket: base.join(file.listen.api.unwrap_or_else(|| run_dir.join("api.sock"))),
@@ -281,6 +289,7 @@ fn parse(text: &str, path: &Path, dir: Option<&Path>) -> Outcome<Config> {
             .iter()
             .map(|key| base.join(key))
             .collect(),
+        clusters,
     })
 }
 

@@ -3,7 +3,7 @@
 //! Addresses are bound for a moment. Those of a running daemon or engine count as available. Labels
 //! and catalogs are not read.
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
@@ -128,6 +128,21 @@ impl Parts {
             self.note(format!("the pool file {}", path.display()), tried);
         }
     }
+
+    /// Files only: a cluster that doesn't answer stops nothing.
+    fn clusters(&mut self, config: &Config) {
+        for (name, cluster) in &config.clusters {
+            let files = [
+                ("configuration", Some(&cluster.config)),
+                ("keyring", cluster.keyring.as_ref()),
+            ];
+            for (what, file) in files {
+                let Some(file) = file else { continue };
+                let part = format!("the {what} {} of [ceph.{name}]", file.display());
+                self.note(part, file_reads(file));
+            }
+        }
+    }
 }
 
 pub(super) fn check(config: &Config, output: Output) -> Outcome<bool> {
@@ -139,6 +154,7 @@ pub(super) fn check(config: &Config, output: Output) -> Outcome<bool> {
         parts.note(format!("CPU {cpu}"), cpu_works((*cpu).into()));
     }
     parts.devices(config);
+    parts.clusters(config);
     let Parts(parts) = parts;
     let is_well = parts.iter().all(|part| part.trouble.is_none());
     output.show(&parts, |parts| {
@@ -194,6 +210,15 @@ fn file_works(file: &Path) -> Result<(), String> {
         }
         Err(error) => Err(format!("can't be written: {error}")),
     }
+}
+
+fn file_reads(file: &Path) -> Result<(), String> {
+    let failed = |error| format!("can't be read: {error}");
+    // The open of a pipe would wait.
+    if !std::fs::metadata(file).map_err(failed)?.is_file() {
+        return Err("is not a file".to_owned());
+    }
+    File::open(file).map(drop).map_err(failed)
 }
 
 /// The file's folder exists, or is made at the start.

@@ -8,7 +8,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Args;
-use forebay_control::config::{DaemonConfig, EmbeddedPool, EngineConfig, FirmwareConfig, Listen};
+use forebay_control::config::{
+    DaemonConfig, EmbeddedPool, EngineConfig, FirmwareConfig, Listen, Reloaded,
+};
 use forebay_control::{EndedBy, firmware};
 use forebay_device::ring::{Ring, RingOptions};
 
@@ -53,12 +55,15 @@ struct Program {
 }
 
 impl forebay_control::config::Program for Program {
-    fn reload(&self) -> Result<Listen, String> {
+    fn reload(&self) -> Result<Reloaded, String> {
         self.log.close();
         let config = config::load(self.file.as_deref(), self.dir.as_deref())
             .map_err(|failure| failure.to_string())?;
         self.log.set_level(&config.log_level);
-        Ok(listen(&config))
+        Ok(Reloaded {
+            listen: listen(&config),
+            clusters: config.clusters,
+        })
     }
 
     fn open_log(&self) -> Result<(), String> {
@@ -211,6 +216,7 @@ fn daemon_config(config: Config) -> Outcome<DaemonConfig> {
             installed_version,
         },
         out_of_band: config.out_of_band,
+        clusters: config.clusters,
     })
 }
 

@@ -134,6 +134,7 @@ fn a_new_daemon_goes_on_with_a_live_engine() {
             grants,
             begin.limits,
             Rc::default(),
+            Rc::default(),
         );
         fake.say(&FromEngine::CommitWanted {
             volume: a,

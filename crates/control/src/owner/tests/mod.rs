@@ -198,6 +198,7 @@ fn owner_of(place: &Place, begin: &Begin, new: bool) -> Rc<Owner> {
         grants.unwrap(),
         begin.limits.clone(),
         Rc::default(),
+        Rc::default(),
     );
     owner.statistics.keep_statistics(place.folder.path());
     owner
@@ -265,6 +266,7 @@ impl Life {
             devices,
             grants,
             begin.limits,
+            Rc::default(),
             Rc::default(),
         );
         owner.statistics.keep_statistics(place.folder.path());
