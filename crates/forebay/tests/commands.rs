@@ -82,6 +82,34 @@ fn snapshots_are_listed_apart_by_volume() {
 }
 
 #[test]
+fn an_image_in_ceph_is_named_with_its_clients() {
+    let daemon = Daemon::start();
+    let text = daemon.text(&["volume", "show", "acme/ceph"]);
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let lines: Vec<String> = text.lines().map(words).collect();
+    for line in [
+        "rbd east/rbd/ceph",
+        "client device 255, 10.0.0.1:0/7",
+        "features layering exclusive-lock",
+        "parent rbd/golden@v1",
+        "locked by 10.0.0.2:0/8",
+        "mapped -",
+    ] {
+        assert!(lines.iter().any(|shown| shown == line), "{line}: {text}");
+    }
+    assert_eq!(text.matches("locked by").count(), 1, "{text}");
+    let json = daemon.json(&["volume", "show", "acme/ceph"]);
+    assert_eq!(json["image"]["lock_owners"][1], "10.0.0.2:0/8");
+    assert_eq!(json["rbd"]["path"], "east/rbd/ceph");
+    // A silent cluster hides nothing else.
+    let text = daemon.text(&["volume", "show", "acme/silent"]);
+    assert!(text.contains("Ceph cluster east does not answer"), "{text}");
+    assert!(text.contains("1 GiB"), "{text}");
+    let text = daemon.text(&["volume", "show", "acme/disk"]);
+    assert!(!text.contains("rbd"), "{text}");
+}
+
+#[test]
 fn typed_commands_become_api_requests() {
     let daemon = Daemon::start();
     for (args, expected) in [
@@ -96,11 +124,47 @@ fn typed_commands_become_api_requests() {
                 "512",
             ][..],
             "POST /v1/tenants/acme/volumes VolumeCreate { name: \"disk\", \
-             size_bytes: 10737418240, block_bytes: Some(512), reserved_bytes: 0 }",
+             size_bytes: Some(10737418240), block_bytes: Some(512), reserved_bytes: 0, rbd: None }",
+        ),
+        (
+            &["volume", "create", "acme/disk", "--rbd", "east/rbd/team/db"],
+            "size_bytes: None, block_bytes: None, reserved_bytes: 0, rbd: Some(\"east/rbd/team/db\") }",
+        ),
+        (
+            &[
+                "volume",
+                "create",
+                "acme/disk",
+                "--rbd",
+                "east/rbd/db",
+                "--size",
+                "1MB",
+            ],
+            "size_bytes: Some(1000448), block_bytes: None",
+        ),
+        (
+            &["volume", "resize", "acme/ceph", "--size", "1T", "--shrink"],
+            "shrink: true, reserved_bytes: None }",
+        ),
+        (
+            &[
+                "volume",
+                "clone",
+                "acme/ceph@a",
+                "acme/b",
+                "--rbd",
+                "east/rbd/b",
+            ],
+            "reserved_bytes: 0, rbd: Some(\"east/rbd/b\") }",
+        ),
+        (
+            &["volume", "delete", "acme/ceph", "--with-image"],
+            "DELETE /v1/tenants/acme/volumes/ceph?with_image=true",
         ),
         (
             &["volume", "resize", "acme/disk", "--size", "2T"],
-            "PATCH /v1/tenants/acme/volumes/disk VolumeUpdate { size_bytes: Some(2199023255552), reserved_bytes: None }",
+            "PATCH /v1/tenants/acme/volumes/disk VolumeUpdate { size_bytes: Some(2199023255552), \
+             shrink: false, reserved_bytes: None }",
         ),
         (
             &[
@@ -116,7 +180,7 @@ fn typed_commands_become_api_requests() {
         ),
         (
             &["volume", "set", "acme/disk", "--reserve", "64K"],
-            "VolumeUpdate { size_bytes: None, reserved_bytes: Some(65536) }",
+            "VolumeUpdate { size_bytes: None, shrink: false, reserved_bytes: Some(65536) }",
         ),
         (
             &["volume", "snapshot", "acme/disk@monday", "acme/log@monday"],
@@ -125,7 +189,7 @@ fn typed_commands_become_api_requests() {
         (
             &["volume", "clone", "acme/disk@monday", "other/disk"],
             "POST /v1/tenants/acme/volumes/disk@monday/clone VolumeClone { tenant: Some(\"other\"), name: \"disk\", \
-             reserved_bytes: 0 }",
+             reserved_bytes: 0, rbd: None }",
         ),
         (
             &["volume", "clone", "a/b@c", "a/d", "--reserve", "full"],
@@ -273,7 +337,7 @@ fn sizes_are_rounded_up_and_the_answer_says_so() {
                 "--reserve",
                 "1MB",
             ][..],
-            "size_bytes: 10002432, block_bytes: Some(4096), reserved_bytes: 1003520",
+            "size_bytes: Some(10002432), block_bytes: Some(4096), reserved_bytes: 1003520",
         ),
         (
             &["volume", "resize", "acme/disk", "--size", "0.01GB"],

@@ -1,7 +1,9 @@
 //! Converts pool records of tenants and volumes into API answers. Reads only.
 
 use forebay_nvme::reservation::{HostId, ReservationType};
-use forebay_pool::{ExportRecord, Pool, Space, TenantId, TenantRecord, VolumeRecord};
+use forebay_pool::{
+    ExportRecord, ImageRecord, Pool, SNAPSHOT_MARK, Space, TenantId, TenantRecord, VolumeRecord,
+};
 use forebay_qos::budget::Budget;
 use forebay_qos::stated_budget::Stated;
 use forebay_xlate::{DeviceIndex, VolumeId};
@@ -9,6 +11,7 @@ use forebay_xlate::{DeviceIndex, VolumeId};
 use crate::base::{Base, Core};
 use crate::devices::api_error;
 use crate::model::error::ApiError;
+use crate::model::rbd::{ImagePath, VolumeImage};
 use crate::model::scheduling as api;
 use crate::model::{
     ReservationKind, ReservationRegistrant, SnapshotInfo, Tenant, Volume, VolumeExtent,
@@ -106,6 +109,10 @@ pub(crate) const EXTENTS_AT_ONCE: usize = 4096;
 
 /// Bytes mapped and written, as far as known, and bytes occupied in any way.
 pub(crate) fn volume_bytes(core: &Core, volume: &VolumeRecord) -> (u64, u64) {
+    if core.pool.images().of(volume.id).is_some() {
+        // Ceph does not say which part is written.
+        return (volume.size_bytes, 0);
+    }
     let space = core.pool.volumes().space_of(volume.id).unwrap_or_default();
     let bytes = |extents: u64| extents.saturating_mul(core.pool.info().extent_bytes);
     (
@@ -151,6 +158,29 @@ fn show_snapshot(core: &Core, volume: &VolumeRecord) -> Option<SnapshotInfo> {
     })
 }
 
+pub(crate) fn image_path(record: &ImageRecord) -> ImagePath {
+    ImagePath {
+        cluster: record.cluster.clone(),
+        pool: record.pool.clone(),
+        namespace: record.namespace.clone(),
+        image: record.image.clone(),
+    }
+}
+
+fn show_image(core: &Core, volume: VolumeId) -> Option<VolumeImage> {
+    let image = core.pool.images().of(volume)?;
+    let client = core.pool.images().client(image.client);
+    let path = image_path(image);
+    Some(VolumeImage {
+        path: match &image.snapshot {
+            None => path.to_string(),
+            Some(name) => format!("{path}{SNAPSHOT_MARK}{name}"),
+        },
+        client: image.client.0,
+        client_addresses: client.map_or_else(Vec::new, |client| client.addresses.clone()),
+    })
+}
+
 /// An export's name in its tenant, unlike those of all others: with its number, if the volume may
 /// have several, and after a snapshot's name, which may be a number.
 pub(crate) fn export_label(export: &ExportRecord, volume: &VolumeRecord) -> String {
@@ -177,6 +207,7 @@ pub(crate) fn show_volume(core: &Core, volume: &VolumeRecord) -> Volume {
         reservation: show_reservation(core, volume.id),
         budget: show_volume_budget(&core.pool, volume.id),
         snapshot: show_snapshot(core, volume),
+        rbd: show_image(core, volume.id),
     }
 }
 

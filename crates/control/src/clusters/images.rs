@@ -152,15 +152,25 @@ fn open_pool(client: &Arc<RadosClient>, path: &ImagePath) -> Result<Arc<Pool>, R
 }
 
 fn inspect(pool: &Arc<Pool>, name: &str) -> Result<ImageState, RbdError> {
-    let image = pool.image(name, OpenMode::ReadOnly)?;
+    // Open for reading only, it would not tell its lock's owner.
+    let image = pool.image(name, OpenMode::ReadWrite)?;
     let info = image.info()?;
+    let lock_owners = match info.features & feature::EXCLUSIVE_LOCK {
+        0 => Vec::new(),
+        _ => image.lock_owners()?,
+    };
     let features = FEATURES.iter().filter(|(bit, _)| info.features & bit != 0);
     Ok(ImageState {
         size_bytes: info.size_bytes,
         object_bytes: info.object_bytes,
         features: features.map(|(_, name)| (*name).to_owned()).collect(),
         parent: info.parent.as_ref().map(shown_parent),
-        lock_owners: image.lock_owners()?,
+        snapshots: image
+            .snapshots()?
+            .into_iter()
+            .map(|taken| taken.name)
+            .collect(),
+        lock_owners,
     })
 }
 

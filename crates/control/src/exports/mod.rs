@@ -3,6 +3,7 @@
 
 pub(crate) mod export;
 pub(crate) mod hosts;
+mod images;
 pub(crate) mod in_use;
 mod names;
 pub(crate) mod ports;

@@ -31,6 +31,19 @@ impl Volumes {
             })
         };
         let new: Vec<NewSnapshot> = names.iter().map(new).collect::<Result<_, ApiError>>()?;
+        let images = new
+            .iter()
+            .map(|new| Some((new.volume, self.image_of(new.volume)?)));
+        if let Some((id, of)) = images.flatten().next() {
+            let [name] = &*names else {
+                return Err(ApiError::invalid(format!(
+                    "{} is in Ceph, which takes no snapshots of several volumes at one moment",
+                    self.base.volume_name(&self.base.core.borrow(), id)
+                ))
+                .hint("take its snapshot with a command of its own"));
+            };
+            return Ok(vec![self.snapshot_image(&tenant, name, id, of).await?]);
+        }
         let check = || self.base.core.borrow_mut().pool.snapshots().check(&new);
         self.with_space_taken_back(check)
             .await
@@ -84,10 +97,20 @@ impl Volumes {
         snapshot: String,
         body: VolumeClone,
     ) -> Result<Volume, ApiError> {
-        let to = body.tenant.unwrap_or_else(|| tenant.clone());
+        let to = body.tenant.clone().unwrap_or_else(|| tenant.clone());
         let volumes = [(&*tenant, &*snapshot), (&*to, &*body.name)];
         let turns = self.base.turns_for_api(&volumes).await?;
         let of = self.base.volume_show(&tenant, &snapshot)?;
+        if let Some(image) = self.image_of(VolumeId(of.id)) {
+            self.clone_image(&of, image, &to, &body, turns).await?;
+            return self.base.volume_show(&to, &body.name);
+        }
+        if body.rbd.is_some() {
+            return Err(ApiError::invalid(format!(
+                "{tenant}/{snapshot} is in the pool, and so is its clone"
+            ))
+            .hint("leave --rbd out (`rbd` in the API)"));
+        }
         let new = NewClone {
             snapshot: VolumeId(of.id),
             tenant: to.clone(),
@@ -112,13 +135,18 @@ impl Volumes {
 
     /// Refuses while hosts or VMs are connected, unless the body says otherwise.
     pub(crate) async fn volume_roll_back(
-        &self,
+        self: &Rc<Self>,
         tenant: String,
         volume: String,
         body: VolumeRollback,
     ) -> Result<Volume, ApiError> {
-        let _turn = self.base.turn_for_api(&tenant, &volume).await?;
+        let turn = self.base.turn_for_api(&tenant, &volume).await?;
         let id = self.base.volume_id(&tenant, &volume)?;
+        if let Some(of) = self.image_of(id) {
+            let rolled = (&*tenant, &*volume, id);
+            self.roll_back_image(rolled, of, &body, turn).await?;
+            return self.base.volume_show(&tenant, &volume);
+        }
         let snapshot = self.base.volume_id(&tenant, &body.snapshot)?;
         let name = format!("{tenant}/{volume}");
         let hint = |error: ApiError| {
@@ -147,6 +175,7 @@ impl Volumes {
         let _turn = self.base.turn_for_api(tenant, volume).await?;
         let id = VolumeId(id);
         self.base.refuse_other(tenant, volume, id)?;
+        self.refuse_image(id, "erased at once")?;
         let name = format!("{tenant}/{volume}");
         self.change_content(id, &name, None, false).await
     }

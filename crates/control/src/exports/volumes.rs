@@ -19,6 +19,7 @@ use crate::link::{Link, engine_error};
 use crate::mapping::MapOwner;
 use crate::mapping::release::ReleaseError;
 use crate::model::error::ApiError;
+use crate::model::rbd::VolumeDelete;
 use crate::model::{Tenant, Volume, VolumeCreate, VolumeUpdate};
 use crate::qos::budgets::Budgets;
 use crate::statistics::Statistics;
@@ -137,9 +138,10 @@ impl Volumes {
             }
             let body = VolumeCreate {
                 name,
-                size_bytes,
+                size_bytes: Some(size_bytes),
                 block_bytes: Some(block_bytes),
                 reserved_bytes: 0,
+                rbd: None,
             };
             return self
                 .volume_create_in_turn(turn, tenant.to_owned(), body)
@@ -154,10 +156,17 @@ impl Volumes {
         tenant: String,
         body: VolumeCreate,
     ) -> Result<Volume, ApiError> {
+        if let Some(path) = &body.rbd {
+            return self.create_on_image(turn, tenant, path, &body).await;
+        }
+        let size_bytes = body.size_bytes.ok_or_else(|| {
+            ApiError::invalid("a volume needs a size")
+                .hint("give --size (`size_bytes` in the API), or --rbd with an existing image")
+        })?;
         let new = NewVolume {
             tenant: tenant.clone(),
             name: body.name.clone(),
-            size_bytes: body.size_bytes,
+            size_bytes,
             block_bytes: Some(body.block_bytes.unwrap_or(4096)),
             reserved_bytes: body.reserved_bytes,
         };
@@ -171,7 +180,7 @@ impl Volumes {
         let id = self.with_space_taken_back(create).await;
         let id = id.map_err(|error| {
             let pool = &self.base.core.borrow().pool;
-            reservation_error(pool, error, body.reserved_bytes, body.size_bytes)
+            reservation_error(pool, error, body.reserved_bytes, size_bytes)
         })?;
         self.commit_and_push(id, vec![turn]).await?;
         self.base.volume_show(&tenant, &body.name)
@@ -231,8 +240,16 @@ impl Volumes {
             self.base.commit_for_api().await?;
         }
         if let Some(size_bytes) = body.size_bytes {
-            self.grow(id, size_bytes).map_err(api_error)?;
-            self.commit_and_push(id, vec![turn]).await?;
+            match self.image_of(id) {
+                Some(of) => {
+                    self.resize_image(id, of, size_bytes, body.shrink, turn)
+                        .await?;
+                }
+                None => {
+                    self.grow(id, size_bytes).map_err(api_error)?;
+                    self.commit_and_push(id, vec![turn]).await?;
+                }
+            }
         }
         self.base.volume_show(&tenant, &name)
     }
@@ -257,18 +274,31 @@ impl Volumes {
         self.push_volume(id).await
     }
 
-    /// In memory; the API shows the new size once it is durable.
     pub(crate) fn grow(&self, id: VolumeId, size_bytes: u64) -> Result<(), PoolError> {
+        self.set_size(id, |pool| pool.grow_volume(id, size_bytes))
+    }
+
+    /// In memory; the API shows the new size once it is durable.
+    pub(super) fn set_size(
+        &self,
+        id: VolumeId,
+        set: impl FnOnce(&mut Pool) -> Result<(), PoolError>,
+    ) -> Result<(), PoolError> {
         let pool = &mut self.base.core.borrow_mut().pool;
         let durable_bytes = self.base.durable_size(pool, pool.volume(id)?);
-        pool.grow_volume(id, size_bytes)?;
+        set(pool)?;
         let mut growing = self.base.growing.borrow_mut();
         growing.retain(|_, (_, batch)| *batch > pool.journal().committed_id());
         growing.insert(id, (durable_bytes, pool.journal().open_batch_id()));
         Ok(())
     }
 
-    fn refuse_exported(&self, id: VolumeId, tenant: &str, name: &str) -> Result<(), ApiError> {
+    pub(super) fn refuse_exported(
+        &self,
+        id: VolumeId,
+        tenant: &str,
+        name: &str,
+    ) -> Result<(), ApiError> {
         self.transfers
             .refuse_transferred(id, &format!("{tenant}/{name}"))?;
         if self
@@ -308,21 +338,23 @@ impl Volumes {
         hosts.refuse_in_use(&what, is_used).await
     }
 
-    /// Returns what stays of it, in words.
+    #[cfg(test)]
     pub(crate) async fn volume_delete(
         self: &Rc<Self>,
         tenant: String,
         name: String,
     ) -> Result<String, ApiError> {
-        self.volume_delete_as(tenant, name, None).await
+        let query = VolumeDelete::default();
+        self.volume_delete_as(tenant, name, None, query).await
     }
 
-    /// `expected`: the volume that must still have the name.
+    /// `expected`: the volume that must still have the name. Returns what stays of it, in words.
     pub(crate) async fn volume_delete_as(
         self: &Rc<Self>,
         tenant: String,
         name: String,
         expected: Option<u64>,
+        query: VolumeDelete,
     ) -> Result<String, ApiError> {
         let id = self.base.volume_id(&tenant, &name)?;
         self.transfers.end_dead_transfers(id).await;
@@ -333,6 +365,17 @@ impl Volumes {
         let of = self.base.volume_show(&tenant, &name)?;
         let id = VolumeId(of.id);
         self.refuse_exported(id, &tenant, &name)?;
+        let image = self.image_of(id);
+        match &image {
+            Some(image) if query.with_image => self.refuse_needed(id, image).await?,
+            None if query.with_image => {
+                return Err(ApiError::invalid(format!(
+                    "volume {tenant}/{name} has no image in Ceph"
+                ))
+                .hint("delete it without --with-image (`with_image` in the API)"));
+            }
+            _ => {}
+        }
         self.base.wait_open_for_api().await?;
         match self.mapping.delete_volume(id).await {
             Ok(()) => {}
@@ -351,7 +394,19 @@ impl Volumes {
             })
             .await
             .map_err(|error| engine_error(&error))?;
-        Ok(self.what_stays(id, &tenant, of.snapshot.is_some()))
+        let is_snapshot = of.snapshot.is_some();
+        match image {
+            None => Ok(self.what_stays(id, &tenant, is_snapshot)),
+            Some(image) => {
+                let ended = self.end_image(&image, query.with_image).await?;
+                // A snapshot in Ceph needs no space of the pool.
+                let stays = match is_snapshot {
+                    true => String::new(),
+                    false => self.what_stays(id, &tenant, false),
+                };
+                Ok(ended + &stays)
+            }
+        }
     }
 
     pub(crate) fn tenant_show(&self, name: &str) -> Result<Tenant, ApiError> {

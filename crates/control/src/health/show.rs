@@ -140,7 +140,7 @@ impl Reports {
             provisioned_bytes: pool
                 .volumes()
                 .records()
-                .filter(|volume| !volume.is_snapshot())
+                .filter(|volume| !volume.is_snapshot() && pool.images().of(volume.id).is_none())
                 .fold(0, |sum: u64, volume| sum.saturating_add(volume.size_bytes)),
             tenants: pool.tenants().iter().count() as u64,
             volumes: pool.volumes().records().count() as u64,

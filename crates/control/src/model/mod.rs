@@ -18,6 +18,7 @@ mod snapshot;
 pub mod stats;
 mod transfer;
 pub mod validate;
+mod volume;
 
 pub use drive::{DriveHealth, DriveSource};
 use error::ApiError;
@@ -31,6 +32,7 @@ pub use transfer::{
     ExtentsFrom, TRANSFER_HOST_PREFIX, Transfer, TransferEnd, TransferKind, TransferPut,
     VolumeExtent, VolumeExtents,
 };
+pub use volume::{Volume, VolumeCreate, VolumeUpdate};
 
 /// The engine's state, as its supervisor sees it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -228,7 +230,8 @@ pub struct PoolInfo {
     pub dirty_bytes: u64,
     /// Extents that can't be reused because a device hung.
     pub quarantined_bytes: u64,
-    /// Sum of all volumes' sizes, without snapshots (thin: may exceed the capacity).
+    /// Sum of all volumes' sizes, without snapshots and volumes in Ceph (thin: may exceed the
+    /// capacity).
     pub provisioned_bytes: u64,
     /// Number of tenants.
     pub tenants: u64,
@@ -533,69 +536,6 @@ pub struct Tenant {
 pub struct TenantCreate {
     /// Name: `[a-z0-9-]`, 1 to 63 characters.
     pub name: String,
-}
-
-/// A volume: a logical disk.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Volume {
-    /// Its tenant.
-    pub tenant: String,
-    /// Name, unique within its tenant; a snapshot's is `VOLUME@NAME`.
-    pub name: String,
-    /// Number, unique within the pool and never reused.
-    pub id: u64,
-    /// UUID; hosts see it as the namespace's NGUID and UUID.
-    pub uuid: String,
-    /// Serial number for hosts.
-    pub serial: String,
-    /// Size.
-    pub size_bytes: u64,
-    /// Block size for hosts: 512 or 4096.
-    pub block_bytes: u32,
-    /// Extents it owns or has set aside for its next writes. Snapshots' extents don't count.
-    pub allocated_bytes: u64,
-    /// Part that it has written, since its last snapshot.
-    pub mapped_bytes: u64,
-    /// Part that finds space whatever other volumes do; 0 if none.
-    pub reserved_bytes: u64,
-    /// Whether an export of it exists.
-    pub exported: bool,
-    /// Its NVMe reservations; absent if no host has registered.
-    pub reservation: Option<VolumeReservation>,
-    /// Its budget within its tenant's, if one is set.
-    #[serde(default)]
-    pub budget: Option<Budget>,
-    /// For a snapshot: its volume and its time.
-    #[serde(default)]
-    pub snapshot: Option<SnapshotInfo>,
-}
-
-/// Body of `POST /v1/tenants/{tenant}/volumes`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct VolumeCreate {
-    /// Name: `[a-z0-9-]`, 1 to 63 characters.
-    pub name: String,
-    /// Size, a multiple of the block size.
-    pub size_bytes: u64,
-    /// Block size, 512 or 4096; default 4096.
-    #[serde(default)]
-    pub block_bytes: Option<u32>,
-    /// Part that finds space whatever other volumes do, at most its size; default 0.
-    #[serde(default)]
-    pub reserved_bytes: u64,
-}
-
-/// Body of `PATCH /v1/tenants/{tenant}/volumes/{volume}`: one of the two.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct VolumeUpdate {
-    /// New size; a volume can't shrink.
-    #[serde(default)]
-    pub size_bytes: Option<u64>,
-    /// Part that finds space whatever other volumes do, at most its size.
-    #[serde(default)]
-    pub reserved_bytes: Option<u64>,
 }
 
 /// Answer to requests that return no data.

@@ -100,6 +100,8 @@ pub struct ImageState {
     pub features: Vec<String>,
     /// The snapshot that it is a clone of, `POOL[/NAMESPACE]/IMAGE@NAME`.
     pub parent: Option<String>,
+    /// The names of its snapshots in Ceph.
+    pub snapshots: Vec<String>,
     /// The addresses of the clients that hold its exclusive lock: one at most, normally the engine's.
     pub lock_owners: Vec<String>,
 }

@@ -44,6 +44,10 @@ pub struct VolumeClone {
     /// Part that finds space whatever other volumes do, at most its size; default 0.
     #[serde(default)]
     pub reserved_bytes: u64,
+    /// Of a snapshot in Ceph: the clone's image, `CLUSTER/POOL[/NAMESPACE]/IMAGE`, in the same cluster;
+    /// by default `TENANT.NAME` beside the snapshot's image.
+    #[serde(default)]
+    pub rbd: Option<String>,
 }
 
 /// Body of `POST /v1/tenants/{tenant}/volumes/{volume}/rollback`.

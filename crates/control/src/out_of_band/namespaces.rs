@@ -16,6 +16,7 @@ use crate::base::show::tenant_name;
 use crate::config::{Function, Right};
 use crate::model::ExportCreate;
 use crate::model::error::{ApiError, ErrorKind};
+use crate::model::rbd::VolumeDelete;
 use crate::owner::Owner;
 
 /// Hosts of a function are not cut off.
@@ -203,7 +204,12 @@ impl ManagedNode {
             }
             owner
                 .volumes
-                .volume_delete_as(named.tenant, named.volume, Some(nsid.into()))
+                .volume_delete_as(
+                    named.tenant,
+                    named.volume,
+                    Some(nsid.into()),
+                    VolumeDelete::default(),
+                )
                 .await
         });
         deleted.await.map(|_| ())

@@ -191,9 +191,10 @@ fn prepare(client: &Client, guest: &DemoHost) -> Outcome<Export> {
     if found(client.get::<Volume>(&api_paths::volume(&name)))?.is_none() {
         let body = VolumeCreate {
             name: VOLUME.to_owned(),
-            size_bytes: VOLUME_BYTES,
+            size_bytes: Some(VOLUME_BYTES),
             block_bytes: None,
             reserved_bytes: 0,
+            rbd: None,
         };
         client.post::<_, Volume>(&format!("{tenant_path}/volumes"), &body)?;
     }

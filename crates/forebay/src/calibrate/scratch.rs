@@ -79,9 +79,10 @@ impl Scratch {
         let name = format!("p{}-{}", std::process::id(), short(frontend));
         let volume = VolumeCreate {
             name: name.clone(),
-            size_bytes: self.bytes,
+            size_bytes: Some(self.bytes),
             block_bytes: None,
             reserved_bytes: 0,
+            rbd: None,
         };
         let path = format!("/v1/tenants/{TENANT}/volumes");
         let _: Volume = self.client.post(&path, &volume)?;

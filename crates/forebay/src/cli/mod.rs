@@ -22,6 +22,7 @@ use std::path::PathBuf;
 use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
 use forebay_control::model::AnaState;
+use forebay_control::model::rbd::ImagePath;
 use forebay_device::size::{Size, parse_size};
 
 use self::budgets::parse_seconds;
@@ -208,19 +209,22 @@ fn parse_block(text: &str) -> Result<u32, String> {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum VolumeCommand {
-    /// Create a volume; it uses no space until it is written
+    /// Create a volume; it uses no space until it is written. With --rbd, it is an image in Ceph
     Create {
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::new_volumes())]
         volume: VolumeName,
-        /// Its size, e.g. 10G
-        #[arg(long, value_parser = parse_size)]
-        size: Size,
-        /// The block size hosts see, 512 or 4096 [default: 4096]
+        /// Its size, e.g. 10G [default with --rbd: that of the existing image]
+        #[arg(long, value_parser = parse_size, required_unless_present = "rbd")]
+        size: Option<Size>,
+        /// The block size hosts see, 512 or 4096 [default: 4096, with --rbd 512]
         #[arg(long, value_name = "BYTES", value_parser = parse_block)]
         block_size: Option<u32>,
         /// Reserve this much space: a size, or `full`
-        #[arg(long, value_name = "SIZE|full", value_parser = Reserve::parse)]
+        #[arg(long, value_name = "SIZE|full", value_parser = Reserve::parse, conflicts_with = "rbd")]
         reserve: Option<Reserve>,
+        /// An image in Ceph, which is created with --size if it does not exist
+        #[arg(long, value_name = "CLUSTER/POOL[/NAMESPACE]/IMAGE", value_parser = names::image)]
+        rbd: Option<ImagePath>,
     },
     /// List volumes and snapshots; MAPPED counts writes since the latest snapshot
     List {
@@ -233,13 +237,16 @@ pub(crate) enum VolumeCommand {
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::volumes_and_snapshots())]
         volume: VolumeName,
     },
-    /// Grow a volume; connected hosts see the new size
+    /// Grow a volume; connected hosts see the new size. Only a volume in Ceph can shrink
     Resize {
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::volumes())]
         volume: VolumeName,
         /// Its new size, e.g. 20G
         #[arg(long, value_parser = parse_size)]
         size: Size,
+        /// Shrink it; the data beyond the new size is lost
+        #[arg(long)]
+        shrink: bool,
     },
     /// Change a volume's space reservation
     Set {
@@ -284,6 +291,9 @@ pub(crate) enum VolumeCommand {
         /// Reserve this much space: a size, or `full`
         #[arg(long, value_name = "SIZE|full", value_parser = Reserve::parse)]
         reserve: Option<Reserve>,
+        /// The clone's image, of a snapshot in Ceph [default: TENANT.VOLUME beside the snapshot's image]
+        #[arg(long, value_name = "CLUSTER/POOL[/NAMESPACE]/IMAGE", value_parser = names::image)]
+        rbd: Option<ImagePath>,
     },
     /// Give a volume the content of one of its snapshots; later snapshots stay. Refused while hosts
     /// or VMs are connected
@@ -294,10 +304,14 @@ pub(crate) enum VolumeCommand {
         #[arg(long)]
         while_connected: bool,
     },
-    /// Delete a volume or a snapshot that is not exported; a volume's snapshots stay
+    /// Delete a volume or a snapshot that is not exported; a volume's snapshots stay. Of a volume in Ceph,
+    /// the image stays
     Delete {
         #[arg(value_name = "TENANT/VOLUME", value_parser = VolumeName::parse, add = names::volumes_and_snapshots())]
         volume: VolumeName,
+        /// Remove the image in Ceph too (of a snapshot: Ceph's snapshot)
+        #[arg(long)]
+        with_image: bool,
     },
     /// Copy a raw image into an empty volume of at least its size, within the tenant's budget
     Import {
@@ -530,12 +544,17 @@ mod tests {
             size,
             block_size,
             reserve,
+            rbd,
         }) = cli.command
         else {
             panic!("another command");
         };
         assert_eq!(volume.to_string(), "acme/disk");
-        assert_eq!((size.bytes, block_size, reserve), (1 << 30, None, None));
+        let size_bytes = size.map(|size| size.bytes);
+        assert_eq!(
+            (size_bytes, block_size, reserve, rbd),
+            (Some(1 << 30), None, None, None)
+        );
         assert_eq!(Reserve::parse("full").unwrap().of(7, 512), 7);
         assert_eq!(Reserve::parse("1K").unwrap().of(7, 4096), 1024);
         assert_eq!(Reserve::parse("1MB").unwrap().of(7, 4096), 1_003_520);
@@ -548,6 +567,25 @@ mod tests {
             &["forebay", "volume", "create", "a/", "--size", "1G"],
             &["forebay", "volume", "create", "a/b", "--size", "1X"],
             &["forebay", "volume", "create", "a/b"],
+            &["forebay", "volume", "create", "a/b", "--rbd", "rbd/db"],
+            &[
+                "forebay",
+                "volume",
+                "create",
+                "a/b",
+                "--rbd",
+                "ceph/rbd/db@s",
+            ],
+            &[
+                "forebay",
+                "volume",
+                "create",
+                "a/b",
+                "--rbd",
+                "ceph/rbd/db",
+                "--reserve",
+                "full",
+            ],
             &["forebay", "volume", "set", "a/b", "--reserve", "most"],
             &["forebay", "volume", "set", "a/b"],
             &["forebay", "volume", "snapshot"],

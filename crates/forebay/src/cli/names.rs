@@ -7,6 +7,8 @@ use std::time::Duration;
 use clap_complete::CompletionCandidate;
 use clap_complete::engine::ArgValueCompleter;
 use forebay_control::api::client::Client;
+use forebay_control::model::error::ApiError;
+use forebay_control::model::rbd::ImagePath;
 use forebay_control::model::{Export, Tenant, Volume};
 use serde::de::DeserializeOwned;
 
@@ -98,6 +100,14 @@ impl SnapshotsOf {
             volume: Some(name.volume),
         })
     }
+}
+
+/// An RBD image.
+pub(super) fn image(text: &str) -> Result<ImagePath, String> {
+    text.parse().map_err(|error: ApiError| match &error.hint {
+        Some(hint) => format!("{error}; {hint}"),
+        None => error.to_string(),
+    })
 }
 
 fn ask<T: DeserializeOwned>(path: &str) -> Option<Vec<T>> {

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use forebay_control::model::events::utc;
+use forebay_control::model::rbd::ImagePath;
 use forebay_control::model::{SnapshotSpace, SnapshotsTake, Volume, VolumeClone, VolumeRollback};
 use forebay_device::size::format_bytes;
 
@@ -40,6 +41,7 @@ pub(super) fn clone(
     snapshot: &SnapshotName,
     clone: VolumeName,
     reserve: Option<Reserve>,
+    image: Option<&ImagePath>,
 ) -> Outcome {
     let path = api_paths::volume(&snapshot.0);
     let reserved_bytes = match reserve {
@@ -53,6 +55,7 @@ pub(super) fn clone(
         tenant: Some(clone.tenant),
         name: clone.volume,
         reserved_bytes,
+        rbd: image.map(ToString::to_string),
     };
     let made: Volume = context.client.post(&format!("{path}/clone"), &body)?;
     context.output.show(&made, |made| {

@@ -20,7 +20,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use crate::samples::{check_result, device, export, pool, snapshot, volume};
+use crate::samples::{check_result, device, export, image, in_ceph, pool, snapshot, volume};
 
 pub(crate) struct Daemon {
     pub folder: tempfile::TempDir,
@@ -168,8 +168,14 @@ fn answer(request: &Request<'_>, method: &str, path: &[&str]) -> Result<Value, A
             json([volume(1 << 30), snapshot("disk@monday".to_owned())])
         }
         ("POST", ["tenants", _, "volumes"]) => {
-            json(volume(request.body::<VolumeCreate>().size_bytes))
+            let size_bytes = request.body::<VolumeCreate>().size_bytes;
+            json(volume(size_bytes.unwrap_or(1 << 30)))
         }
+        ("GET", ["tenants", _, "volumes", "silent", "image"]) => {
+            Err(ApiError::unavailable("Ceph cluster east does not answer"))
+        }
+        ("GET", ["tenants", _, "volumes", _, "image"]) => json(image()),
+        ("GET", ["tenants", _, "volumes", name @ ("ceph" | "silent")]) => json(in_ceph(name)),
         ("GET", ["tenants", _, "volumes", _]) => json(volume(1 << 20)),
         ("GET", ["tenants", _, "snapshots"]) => json([SnapshotSpace {
             volume: snapshot("disk@monday".to_owned()),

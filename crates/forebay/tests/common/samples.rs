@@ -1,5 +1,6 @@
 //! Sample answers of the API.
 
+use forebay_control::model::rbd::{ImageState, VolumeImage};
 use forebay_control::model::{
     CatalogCopyInfo, CatalogInfo, CheckProblem, CheckResult, DeviceErrors, DeviceInfo, DeviceState,
     DriveHealth, DriveSource, Export, Placement, PoolInfo, PoolState, SnapshotInfo, SpaceLevel,
@@ -49,6 +50,31 @@ pub(crate) fn volume(size_bytes: u64) -> Volume {
         reservation: None,
         budget: None,
         snapshot: None,
+        rbd: None,
+    }
+}
+
+/// `name`: `silent` for one whose cluster does not answer.
+pub(crate) fn in_ceph(name: &str) -> Volume {
+    Volume {
+        name: name.to_owned(),
+        rbd: Some(VolumeImage {
+            path: format!("east/rbd/{name}"),
+            client: 255,
+            client_addresses: vec!["10.0.0.1:0/7".to_owned()],
+        }),
+        ..volume(1 << 30)
+    }
+}
+
+pub(crate) fn image() -> ImageState {
+    ImageState {
+        size_bytes: 1 << 30,
+        object_bytes: 4 << 20,
+        features: vec!["layering".to_owned(), "exclusive-lock".to_owned()],
+        parent: Some("rbd/golden@v1".to_owned()),
+        snapshots: Vec::new(),
+        lock_owners: vec!["10.0.0.1:0/7".to_owned(), "10.0.0.2:0/8".to_owned()],
     }
 }
 

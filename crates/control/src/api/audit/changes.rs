@@ -4,7 +4,7 @@
 use axum::http::Method;
 use serde_json::Value;
 
-const DESTRUCTIVE_FLAGS: [&str; 4] = ["force", "overwrite", "disconnect_hosts", "repair"];
+const DESTRUCTIVE_FLAGS: [&str; 5] = ["force", "overwrite", "disconnect_hosts", "repair", "shrink"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Object {

@@ -10,6 +10,7 @@ use utoipa::openapi::path::{Operation, ParameterIn, PathItem};
 use utoipa::openapi::schema::Object;
 use utoipa::openapi::{ContentBuilder, OpenApi, Ref, RefOr, ResponseBuilder, Schema};
 
+use crate::model::rbd::IMAGE_PATH_MAX;
 use crate::model::validate::{
     HOSTS_MAX, MAX_PATH_BYTES, NAME_MAX, NQN_MAX, SNAPSHOTS_MAX, SPEC_MAX,
 };
@@ -77,12 +78,14 @@ const FIELDS: &[(&str, &str, Is)] = &[
     ("VolumeCreate", "size_bytes", VOLUME_BYTES),
     ("VolumeCreate", "block_bytes", Is::Block),
     ("VolumeCreate", "reserved_bytes", RESERVED_BYTES),
+    ("VolumeCreate", "rbd", Is::Text(IMAGE_PATH_MAX)),
     ("VolumeUpdate", "size_bytes", VOLUME_BYTES),
     ("VolumeUpdate", "reserved_bytes", RESERVED_BYTES),
     ("SnapshotsTake", "snapshots", Is::Snapshot),
     ("VolumeClone", "tenant", Is::Name),
     ("VolumeClone", "name", Is::Name),
     ("VolumeClone", "reserved_bytes", RESERVED_BYTES),
+    ("VolumeClone", "rbd", Is::Text(IMAGE_PATH_MAX)),
     ("VolumeRollback", "snapshot", Is::Snapshot),
     ("ExportCreate", "tenant", Is::Name),
     ("ExportCreate", "volume", Is::Volume),

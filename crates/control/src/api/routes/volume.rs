@@ -7,9 +7,10 @@ use axum::{Json, Router};
 use utoipa::OpenApi;
 
 use super::done;
-use crate::api::extract::{Body, InTenant, OfVolume};
+use crate::api::extract::{Body, InTenant, OfVolume, Parameters};
 use crate::daemon::Handle;
 use crate::model::error::{ApiError, ErrorBody};
+use crate::model::rbd::{ImageState, VolumeDelete};
 use crate::model::{Done, Volume, VolumeCreate, VolumeUpdate, validate};
 
 /// The volumes of all tenants.
@@ -54,7 +55,7 @@ pub(super) async fn volume_list(
     ))
 }
 
-/// Creates a volume. It takes no space until it is written.
+/// Creates a volume. It takes no space until it is written. With `rbd`, it shows an image in Ceph.
 #[utoipa::path(
     post,
     path = "/v1/tenants/{tenant}/volumes",
@@ -109,7 +110,32 @@ pub(super) async fn volume_show(
     ))
 }
 
-/// Grows a volume or changes its reservation, exported or not; connected hosts learn a new size.
+/// The image of a volume in Ceph, as its cluster describes it now.
+#[utoipa::path(
+    get,
+    path = "/v1/tenants/{tenant}/volumes/{volume}/image",
+    tag = "volume",
+    params(
+        ("tenant" = String, Path, description = "Tenant"),
+        ("volume" = String, Path, description = "Volume"),
+    ),
+    responses(
+        (status = 200, description = "The current state", body = ImageState),
+        (status = "default", description = "Refused", body = ErrorBody),
+    )
+)]
+pub(super) async fn volume_image(
+    State(daemon): State<Handle>,
+    OfVolume(tenant, volume): OfVolume,
+) -> Result<Json<ImageState>, ApiError> {
+    Ok(Json(
+        daemon
+            .change(|owner| async move { owner.volumes.image_state(tenant, volume).await })
+            .await?,
+    ))
+}
+
+/// Changes a volume's size or its reservation, exported or not; connected hosts learn a new size.
 #[utoipa::path(
     patch,
     path = "/v1/tenants/{tenant}/volumes/{volume}",
@@ -142,7 +168,8 @@ pub(super) async fn volume_update(
 }
 
 /// Deletes a volume or a snapshot, and frees the space that nothing else needs. A volume's snapshots
-/// stay. Refused while it is exported.
+/// stay. Of a volume in Ceph, the image stays unless the query says otherwise. Refused while it is
+/// exported.
 #[utoipa::path(
     delete,
     path = "/v1/tenants/{tenant}/volumes/{volume}",
@@ -150,6 +177,7 @@ pub(super) async fn volume_update(
     params(
         ("tenant" = String, Path, description = "Tenant"),
         ("volume" = String, Path, description = "Volume"),
+        VolumeDelete,
     ),
     responses(
         (status = 200, description = "Done", body = Done),
@@ -159,10 +187,14 @@ pub(super) async fn volume_update(
 pub(super) async fn volume_delete(
     State(daemon): State<Handle>,
     OfVolume(tenant, volume): OfVolume,
+    Parameters(query): Parameters<VolumeDelete>,
 ) -> Result<Json<Done>, ApiError> {
     let deleted = format!("volume {tenant}/{volume} deleted");
     let stays = daemon
-        .change(|owner| async move { owner.volumes.volume_delete(tenant, volume).await })
+        .change(move |owner| async move {
+            let volumes = &owner.volumes;
+            volumes.volume_delete_as(tenant, volume, None, query).await
+        })
         .await?;
     Ok(done(deleted + &stays))
 }
@@ -178,6 +210,10 @@ pub(super) fn routes() -> Router<Handle> {
             "/v1/tenants/{tenant}/volumes/{volume}",
             get(volume_show).patch(volume_update).delete(volume_delete),
         )
+        .route(
+            "/v1/tenants/{tenant}/volumes/{volume}/image",
+            get(volume_image),
+        )
 }
 
 #[derive(OpenApi)]
@@ -186,6 +222,7 @@ pub(super) fn routes() -> Router<Handle> {
     volume_list,
     volume_create,
     volume_show,
+    volume_image,
     volume_update,
     volume_delete
 ))]

@@ -23,9 +23,10 @@ impl Life {
                 .unwrap();
             let body = VolumeCreate {
                 name: "p1".to_owned(),
-                size_bytes: 1 << 20,
+                size_bytes: Some(1 << 20),
                 block_bytes: None,
                 reserved_bytes: 0,
+                rbd: None,
             };
             owner
                 .volumes

@@ -210,9 +210,10 @@ impl Chaos {
         let owner = life.owner.clone();
         let body = VolumeCreate {
             name: format!("n{}", self.new_name()),
-            size_bytes: EXTENTS * EXTENT,
+            size_bytes: Some(EXTENTS * EXTENT),
             block_bytes: None,
             reserved_bytes: 0,
+            rbd: None,
         };
         life.owner.base.spawn(async move {
             let _ = owner.volumes.volume_create("t".to_owned(), body).await;
@@ -256,6 +257,7 @@ impl Chaos {
                     tenant: None,
                     name: clone,
                     reserved_bytes: 0,
+                    rbd: None,
                 };
                 owner.base.clone().spawn(async move {
                     let _ = owner.volumes.snapshot_clone(t, snapshot, body).await;

@@ -9,6 +9,7 @@ mod contents;
 mod fake;
 mod handing_over;
 mod hang;
+mod images;
 mod kills;
 mod lives;
 mod ports;
@@ -337,9 +338,10 @@ impl Life {
         let owner = self.owner.clone();
         let body = VolumeCreate {
             name: name.to_owned(),
-            size_bytes,
+            size_bytes: Some(size_bytes),
             block_bytes: None,
             reserved_bytes: 0,
+            rbd: None,
         };
         let created = self.with_engine(async {
             if owner.volumes.tenant_show("t").is_err() {

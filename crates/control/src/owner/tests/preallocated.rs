@@ -175,9 +175,10 @@ fn a_space_reservation_reclaims_preallocated_extents() {
         let owner = life.owner.clone();
         let body = VolumeCreate {
             name: "b".to_owned(),
-            size_bytes: rest,
+            size_bytes: Some(rest),
             block_bytes: None,
             reserved_bytes: rest,
+            rbd: None,
         };
         let create = owner.volumes.volume_create("t".to_owned(), body);
         life.with_engine(create).await.unwrap();

@@ -45,9 +45,10 @@ impl Life {
             for name in volumes {
                 let body = VolumeCreate {
                     name: (*name).to_owned(),
-                    size_bytes: 1 << 20,
+                    size_bytes: Some(1 << 20),
                     block_bytes: None,
                     reserved_bytes: 0,
+                    rbd: None,
                 };
                 owner
                     .volumes

@@ -134,6 +134,7 @@ fn the_engine_gets_all_objects_and_their_changes() {
             crate::model::VolumeUpdate {
                 size_bytes: Some(32 << 20),
                 reserved_bytes: None,
+                shrink: false,
             },
         );
         assert_eq!(life.with_engine(grow).await.unwrap().size_bytes, 32 << 20);
@@ -227,9 +228,10 @@ fn catalog_operations_go_on_without_an_engine() {
         owner.volumes.tenant_create("t".to_owned()).await.unwrap();
         let body = VolumeCreate {
             name: "a".to_owned(),
-            size_bytes: 1 << 20,
+            size_bytes: Some(1 << 20),
             block_bytes: None,
             reserved_bytes: 0,
+            rbd: None,
         };
         owner
             .volumes
@@ -327,9 +329,10 @@ fn volume_creation_errors_state_their_cause() {
         ] {
             let body = VolumeCreate {
                 name: name.to_owned(),
-                size_bytes,
+                size_bytes: Some(size_bytes),
                 block_bytes: None,
                 reserved_bytes,
+                rbd: None,
             };
             let error = owner
                 .volumes

@@ -321,6 +321,7 @@ fn the_engine_hears_how_full_volumes_and_pool_are() {
         let reserve = crate::model::VolumeUpdate {
             size_bytes: None,
             reserved_bytes: Some(1 << 20),
+            shrink: false,
         };
         let b = life.volume("b", 1 << 20).await;
         let update = owner
