@@ -241,6 +241,9 @@ impl RadosClient {
 
     /// The pool `name`, with `namespace` or its default one.
     ///
+    /// A write to a full cluster or pool ends with `ENOSPC` or `EDQUOT`. Ceph's default is to let it
+    /// wait until there is room.
+    ///
     /// # Errors
     /// `ENOENT` for an unknown pool. A namespace is not checked.
     pub fn pool(

@@ -81,15 +81,15 @@ impl Completions {
         armed.is_ok() || armed == Err(SLEEPING)
     }
 
-    /// Withdraws [`arm`](Self::arm) after a sleep. The descriptor may still become readable once.
+    /// Withdraws [`arm`](Self::arm) after a sleep, and what was written. The descriptor may still
+    /// become readable once, by a thread that is about to write.
     pub fn disarm(&self) {
-        let disarmed = self
+        let _ = self
             .head
             .compare_exchange(SLEEPING, ptr::null_mut(), Relaxed, Relaxed);
-        if disarmed.is_err() {
-            // Not written yet, perhaps; then the next sleep is short.
-            let _ = rustix::io::read(&self.bell, &mut [0; 8]);
-        }
+        // Even if it was armed: a write for an earlier sleep may have come late, and would end each
+        // sleep at once.
+        let _ = rustix::io::read(&self.bell, &mut [0; 8]);
     }
 
     /// Becomes readable at an end, if it is [armed](Self::arm).
@@ -232,6 +232,16 @@ mod tests {
         completions.push(ended(4));
         assert!(!is_readable(&completions));
         assert_eq!(tokens(completions.take()), [4]);
+    }
+
+    #[test]
+    fn a_late_ring_ends_one_sleep_only() {
+        let completions = Completions::new().unwrap();
+        assert!(completions.arm());
+        rustix::io::write(&completions.bell, &1u64.to_ne_bytes()).unwrap();
+        completions.disarm();
+        assert!(completions.arm());
+        assert!(!is_readable(&completions));
     }
 
     #[test]

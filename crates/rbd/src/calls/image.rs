@@ -13,7 +13,7 @@ use rustix::io::Errno;
 
 use super::{Pool, check, text_of, written_list, written_text};
 use crate::error::{RbdError, errno};
-use crate::image::{ImageInfo, ParentImage};
+use crate::image::{ImageInfo, ParentImage, feature};
 use crate::library::{
     ConfigOption, ImageHandle, Library, LinkedImageSpec, RbdCompletion, SnapSpec, StatInfo,
 };
@@ -214,6 +214,23 @@ impl Image {
         Ok(owner != 0)
     }
 
+    /// Takes the exclusive lock, and keeps it from clients that ask for it. An image without that
+    /// feature has no lock to take.
+    ///
+    /// # Errors
+    /// `EBUSY` or `EROFS` if another client keeps it.
+    pub fn acquire_lock(&self) -> Result<(), RbdError> {
+        const EXCLUSIVE: c_int = 0;
+        if self.info()?.features & feature::EXCLUSIVE_LOCK == 0 {
+            return Ok(());
+        }
+        // SAFETY: the image is open.
+        check(unsafe {
+            (self.open.library.functions.rbd_lock_acquire)(self.open.handle, EXCLUSIVE)
+        })
+        .map_err(self.failed("lock"))
+    }
+
     /// The addresses of the clients that hold the exclusive lock, as [`RadosClient::address`] has them.
     ///
     /// [`RadosClient::address`]: super::RadosClient::address
@@ -229,7 +246,8 @@ impl Image {
                 (functions.rbd_lock_get_owners)(self.open.handle, &mut mode, owners, count)
             })
         };
-        if owners == Err(Errno::NOENT) {
+        // Busy: an advisory lock has its place.
+        if matches!(owners, Err(Errno::NOENT | Errno::BUSY)) {
             return Ok(Vec::new());
         }
         let mut owners = owners.map_err(self.failed("examine the lock of"))?;
@@ -237,6 +255,71 @@ impl Image {
         unsafe {
             let addresses = owners.iter().map(|owner| text_of(*owner)).collect();
             (functions.rbd_lock_get_owners_cleanup)(owners.as_mut_ptr(), owners.len());
+            Ok(addresses)
+        }
+    }
+
+    /// The addresses of clients with an advisory lock (`rbd lock add`), alive or dead, as long as
+    /// the image has no exclusive lock.
+    ///
+    /// # Errors
+    /// Ceph's.
+    pub fn advisory_lockers(&self) -> Result<Vec<String>, RbdError> {
+        let mut texts = [const { [0u8; 64 << 10] }; 3];
+        let mut lengths = [texts[0].len(); 3];
+        let mut tag = [0u8; 4096];
+        let (mut tag_length, mut is_exclusive) = (tag.len(), 0);
+        let [clients, cookies, addresses] = &mut texts;
+        let [clients_length, cookies_length, addresses_length] = &mut lengths;
+        // SAFETY: the image is open, and each buffer has the length given with it.
+        let count = unsafe {
+            (self.open.library.functions.rbd_list_lockers)(
+                self.open.handle,
+                &mut is_exclusive,
+                tag.as_mut_ptr().cast(),
+                &mut tag_length,
+                clients.as_mut_ptr().cast(),
+                clients_length,
+                cookies.as_mut_ptr().cast(),
+                cookies_length,
+                addresses.as_mut_ptr().cast(),
+                addresses_length,
+            )
+        };
+        let failed = self.failed("examine the locks of");
+        if count < 0 {
+            return Err(failed(errno(count as i64)));
+        }
+        // Each text ends with NUL.
+        let addresses = addresses
+            .split(|byte| *byte == 0)
+            .take(count.unsigned_abs());
+        Ok(addresses
+            .map(|text| String::from_utf8_lossy(text).into_owned())
+            .collect())
+    }
+
+    /// The addresses of the clients that have the image open for writing. A client that died stays
+    /// among them for about 30 s.
+    ///
+    /// # Errors
+    /// Ceph's.
+    pub fn watchers(&self) -> Result<Vec<String>, RbdError> {
+        let functions = &self.open.library.functions;
+        // SAFETY: the array has room for `count` entries, of which the call writes the first.
+        let watchers = unsafe {
+            written_list(|watchers, count| {
+                (functions.rbd_watchers_list)(self.open.handle, watchers, count)
+            })
+        };
+        let mut watchers = watchers.map_err(self.failed("examine the watchers of"))?;
+        // SAFETY: the entries' texts are C strings until they are freed here, once.
+        unsafe {
+            let addresses = watchers
+                .iter()
+                .map(|watcher| text_of(watcher.address))
+                .collect();
+            (functions.rbd_watchers_list_cleanup)(watchers.as_mut_ptr(), watchers.len());
             Ok(addresses)
         }
     }

@@ -114,7 +114,7 @@ pub enum ImageRequest {
         /// How much; at most the buffer's capacity.
         length: usize,
     },
-    /// Writes the buffer's first bytes. librbd ignores the part beyond the image's end.
+    /// Writes the buffer's first bytes. librbd ignores those beyond the image's end.
     Write {
         /// Where.
         offset: u64,

@@ -49,6 +49,8 @@ impl Pool {
             // SAFETY: no other thread has the handle yet; the library copies the text.
             unsafe { (functions.rados_ioctx_set_namespace)(handle, namespace.as_ptr()) };
         }
+        // SAFETY: as above.
+        unsafe { (functions.rados_set_pool_full_try)(handle) };
         Ok(Arc::new(Self {
             client: Arc::clone(client),
             handle,

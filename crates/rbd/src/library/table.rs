@@ -87,6 +87,14 @@ pub(crate) struct SnapInfo {
     pub(crate) name: *const c_char,
 }
 
+/// `rbd_image_watcher_t`.
+#[repr(C)]
+pub(crate) struct ImageWatcher {
+    pub(crate) address: *mut c_char,
+    pub(crate) id: i64,
+    pub(crate) cookie: u64,
+}
+
 /// `rbd_config_option_t`.
 #[repr(C)]
 pub(crate) struct ConfigOption {
@@ -159,6 +167,7 @@ functions! {
     rados_ioctx_create(RadosHandle, *const c_char, *mut PoolHandle) -> c_int;
     rados_ioctx_set_namespace(PoolHandle, *const c_char);
     rados_ioctx_destroy(PoolHandle);
+    rados_set_pool_full_try(PoolHandle);
 
     rbd_image_options_create(*mut OptionsHandle);
     rbd_image_options_destroy(OptionsHandle);
@@ -190,8 +199,23 @@ functions! {
     rbd_resize2(ImageHandle, u64, bool, ProgressCallback, *mut c_void) -> c_int;
     rbd_flatten(ImageHandle) -> c_int;
     rbd_is_exclusive_lock_owner(ImageHandle, *mut c_int) -> c_int;
+    rbd_lock_acquire(ImageHandle, c_int) -> c_int;
     rbd_lock_get_owners(ImageHandle, *mut c_int, *mut *mut c_char, *mut usize) -> c_int;
     rbd_lock_get_owners_cleanup(*mut *mut c_char, usize);
+    rbd_list_lockers(
+        ImageHandle,
+        *mut c_int,
+        *mut c_char,
+        *mut usize,
+        *mut c_char,
+        *mut usize,
+        *mut c_char,
+        *mut usize,
+        *mut c_char,
+        *mut usize
+    ) -> isize;
+    rbd_watchers_list(ImageHandle, *mut ImageWatcher, *mut usize) -> c_int;
+    rbd_watchers_list_cleanup(*mut ImageWatcher, usize);
     rbd_snap_list(ImageHandle, *mut SnapInfo, *mut c_int) -> c_int;
     rbd_snap_list_end(*mut SnapInfo);
     rbd_snap_create(ImageHandle, *const c_char) -> c_int;

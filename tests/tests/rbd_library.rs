@@ -1,38 +1,52 @@
-//! Against a real cluster, which `FOREBAY_TEST_CEPH_CONF` names by its `ceph.conf`. It needs a pool
-//! `rbd`, and an administrator as `client.admin`. `FOREBAY_CEPH_LIBRARIES` names the libraries'
-//! folder.
+//! The crate `rbd` against a cluster.
 
-use std::env;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 use forebay_rbd::{
     Buffer, ClientConfig, Completions, Ended, Image, ImageOptions, ImageRequest, Library, OpenMode,
     Pool, RadosClient, UpdateWatch, feature,
 };
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
+use xtask::ceph::{Cluster, Options, Release};
 
 const LIMIT: Duration = Duration::from_secs(60);
 const MIB: u64 = 1 << 20;
+
+const TESTS: &[fn(&Lab)] = &[
+    the_cluster_is_described,
+    wrong_configurations_say_so,
+    an_image_lives,
+    missing_places_are_missing,
+    data_comes_back,
+    the_end_of_an_image_is_respected,
+    many_operations_end_once_each_and_before_the_image,
+    a_durable_write_passes_the_cache,
+    snapshots_and_clones,
+    the_lock_names_its_owner,
+    a_blocklisted_client_writes_nothing,
+    a_watch_sees_a_resize_elsewhere,
+];
 
 struct Lab {
     library: Arc<Library>,
     file: PathBuf,
 }
 
-/// The cluster, or `None` after a message that the test is skipped.
-fn lab() -> Option<Lab> {
-    let Some(file) = env::var_os("FOREBAY_TEST_CEPH_CONF") else {
-        println!("skipped: FOREBAY_TEST_CEPH_CONF names no ceph.conf");
-        return None;
+#[test]
+fn rbd_library_on_a_cluster() {
+    let folder = tempfile::tempdir().unwrap();
+    let options = Options::new(&folder.path().join("ceph"), Release::V16);
+    let cluster = Cluster::start(&options).unwrap();
+    let lab = Lab {
+        library: Library::load(Some(&cluster.programs().client_libraries())).unwrap(),
+        file: cluster.config_file(),
     };
-    let folder = env::var_os("FOREBAY_CEPH_LIBRARIES").map(PathBuf::from);
-    Some(Lab {
-        library: Library::load(folder.as_deref()).unwrap(),
-        file: file.into(),
-    })
+    for test in TESTS {
+        test(&lab);
+    }
 }
 
 impl Lab {
@@ -96,9 +110,7 @@ fn read(image: &Image, offset: u64, length: usize) -> Vec<u8> {
     ended.buffer.bytes()[..ended.result.unwrap()].to_vec()
 }
 
-#[test]
-fn the_cluster_is_described() {
-    let Some(lab) = lab() else { return };
+fn the_cluster_is_described(lab: &Lab) {
     let client = lab.client();
     assert_eq!(client.cluster_id().unwrap().len(), 36);
     assert!(client.instance_id() > 0);
@@ -113,9 +125,7 @@ fn the_cluster_is_described() {
     client.wait_for_latest_map().unwrap();
 }
 
-#[test]
-fn wrong_configurations_say_so() {
-    let Some(lab) = lab() else { return };
+fn wrong_configurations_say_so(lab: &Lab) {
     let connect = |config: &ClientConfig| RadosClient::connect(&lab.library, config).unwrap_err();
     let folder = tempfile::tempdir().unwrap();
 
@@ -149,9 +159,7 @@ fn wrong_configurations_say_so() {
     assert!(error.to_string().contains("no monitor answers"), "{error}");
 }
 
-#[test]
-fn an_image_lives() {
-    let Some(lab) = lab() else { return };
+fn an_image_lives(lab: &Lab) {
     let pool = lab.pool();
     let name = name("life");
     let options = ImageOptions {
@@ -191,9 +199,7 @@ fn an_image_lives() {
     );
 }
 
-#[test]
-fn missing_places_are_missing() {
-    let Some(lab) = lab() else { return };
+fn missing_places_are_missing(lab: &Lab) {
     let client = lab.client();
     let error = client.pool("no-such-pool", None).unwrap_err();
     assert_eq!(error.errno, Errno::NOENT);
@@ -214,9 +220,7 @@ fn missing_places_are_missing() {
     );
 }
 
-#[test]
-fn data_comes_back() {
-    let Some(lab) = lab() else { return };
+fn data_comes_back(lab: &Lab) {
     let pool = lab.pool();
     let name = name("data");
     let image = create(&pool, &name, 16 * MIB);
@@ -267,9 +271,7 @@ fn data_comes_back() {
     pool.remove(&name).unwrap();
 }
 
-#[test]
-fn the_end_of_an_image_is_respected() {
-    let Some(lab) = lab() else { return };
+fn the_end_of_an_image_is_respected(lab: &Lab) {
     let pool = lab.pool();
     let name = name("end");
     let image = create(&pool, &name, MIB);
@@ -299,9 +301,7 @@ fn the_end_of_an_image_is_respected() {
     pool.remove(&name).unwrap();
 }
 
-#[test]
-fn many_operations_end_once_each_and_before_the_image() {
-    let Some(lab) = lab() else { return };
+fn many_operations_end_once_each_and_before_the_image(lab: &Lab) {
     let pool = lab.pool();
     let name = name("many");
     let image = create(&pool, &name, 8 * MIB);
@@ -333,9 +333,7 @@ fn many_operations_end_once_each_and_before_the_image() {
     pool.remove(&name).unwrap();
 }
 
-#[test]
-fn a_durable_write_passes_the_cache() {
-    let Some(lab) = lab() else { return };
+fn a_durable_write_passes_the_cache(lab: &Lab) {
     let pool = lab.pool();
     let name = name("cache");
     // With the exclusive lock, opening the image elsewhere could make the writer flush.
@@ -379,9 +377,7 @@ fn a_durable_write_passes_the_cache() {
     pool.remove(&name).unwrap();
 }
 
-#[test]
-fn snapshots_and_clones() {
-    let Some(lab) = lab() else { return };
+fn snapshots_and_clones(lab: &Lab) {
     let pool = lab.pool();
     let (name, child) = (name("parent"), name("child"));
     let image = create(&pool, &name, 8 * MIB);
@@ -450,9 +446,7 @@ fn snapshots_and_clones() {
     pool.remove(&name).unwrap();
 }
 
-#[test]
-fn the_lock_names_its_owner() {
-    let Some(lab) = lab() else { return };
+fn the_lock_names_its_owner(lab: &Lab) {
     let (ours, other) = (lab.pool(), lab.client());
     let name = name("lock");
     let image = create(&ours, &name, 8 * MIB);
@@ -469,9 +463,7 @@ fn the_lock_names_its_owner() {
     ours.remove(&name).unwrap();
 }
 
-#[test]
-fn a_blocklisted_client_writes_nothing() {
-    let Some(lab) = lab() else { return };
+fn a_blocklisted_client_writes_nothing(lab: &Lab) {
     let (victim, judge) = (lab.client(), lab.client());
     let name = name("fence");
     let image = create(&victim.pool("rbd", None).unwrap(), &name, 8 * MIB);
@@ -501,24 +493,19 @@ fn a_blocklisted_client_writes_nothing() {
     pool.remove(&name).unwrap();
 }
 
-#[test]
-fn a_watch_sees_a_resize_elsewhere() {
-    let Some(lab) = lab() else { return };
+fn a_watch_sees_a_resize_elsewhere(lab: &Lab) {
     let (ours, other) = (lab.pool(), lab.pool());
     let name = name("watch");
     let image = Arc::new(create(&ours, &name, 8 * MIB));
-    let watch = UpdateWatch::new(&image).unwrap();
-    assert!(!watch.take_change());
+    let (sender, changes) = sync_channel(64);
+    let changed = move || drop(sender.try_send(()));
+    let watch = UpdateWatch::new(&image, Arc::new(changed)).unwrap();
+    assert!(changes.try_recv().is_err(), "nothing has changed");
 
     let theirs = other.image(&name, OpenMode::ReadWrite).unwrap();
     theirs.resize(12 * MIB).unwrap();
-    let start = Instant::now();
     while image.info().unwrap().size_bytes != 12 * MIB {
-        assert!(start.elapsed() < LIMIT, "no change");
-        let limit = Timespec::try_from(LIMIT).unwrap();
-        let readable = poll(&mut [PollFd::new(&watch.fd(), PollFlags::IN)], Some(&limit));
-        assert_eq!(readable, Ok(1), "no change");
-        assert!(watch.take_change());
+        changes.recv_timeout(LIMIT).unwrap();
     }
     theirs.close(LIMIT).unwrap();
     drop(watch);
