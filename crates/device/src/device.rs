@@ -12,7 +12,9 @@ use crate::error::DeviceError;
 use crate::fence::FenceError;
 use crate::kind::registry;
 use crate::kind::spec::DeviceSpec;
-use crate::kind::{AtOnce, Backend, DeviceInfo, OpenOptions};
+use crate::kind::{
+    AtOnce, Backend, DeviceInfo, DeviceKind, ImageChanged, ImageName, OpenOptions, RemoteImages,
+};
 use crate::mem::{Buf, IoMemory};
 use crate::op::{Finish, Op, OpKind, Submitted};
 use crate::ring::Ring;
@@ -134,6 +136,78 @@ impl Device {
         limit: Duration,
     ) -> Result<Duration, FenceError> {
         (self.backend.fence()).wait_for_predecessors(generation, limit)
+    }
+
+    /// The address that a remote cluster knows this process by: what its successor fences.
+    pub fn client_address(&self) -> Option<&str> {
+        self.backend.images().map(RemoteImages::client_address)
+    }
+
+    /// Sets the addresses of dead engines' clients, for [`Device::wait_for_predecessors`].
+    pub fn set_predecessors(&self, addresses: Vec<String>) {
+        if let Some(images) = self.backend.images() {
+            images.set_predecessors(addresses);
+        }
+    }
+
+    /// Whether a remote cluster has refused this client: all operations fail with `ESHUTDOWN`, and
+    /// only a new device helps.
+    pub fn is_blocklisted(&self) -> bool {
+        self.backend
+            .images()
+            .is_some_and(RemoteImages::is_blocklisted)
+    }
+
+    /// Opens an image of a remote device into a span of its addresses
+    /// ([`crate::IMAGE_SPAN_BYTES`]), instead of an earlier one, and returns its size in bytes.
+    /// Reads are served from then on; after an error, operations fail.
+    ///
+    /// It waits for the cluster, as the calls below do. Those for one span must not overlap.
+    ///
+    /// # Errors
+    /// A text that says what failed and what to do.
+    pub fn open_image(
+        &self,
+        span: u32,
+        name: &ImageName,
+        changed: ImageChanged,
+    ) -> Result<u64, String> {
+        self.images()?.open(span, name, changed)
+    }
+
+    /// Takes an image's exclusive lock, if it has that feature, once the fence has passed. Writes
+    /// are served from then on.
+    ///
+    /// # Errors
+    /// The image is not open, or another client has it locked, which the text names by address.
+    pub fn lock_image(&self, span: u32) -> Result<(), String> {
+        self.images()?.lock(span)
+    }
+
+    /// Asks for an image's size in bytes. Operations beyond it fail from then on.
+    ///
+    /// # Errors
+    /// The image is not open, or the cluster does not answer.
+    pub fn image_size(&self, span: u32) -> Result<u64, String> {
+        self.images()?.size_bytes(span)
+    }
+
+    /// Closes an image once its operations have ended.
+    pub fn close_image(&self, span: u32) {
+        if let Some(images) = self.backend.images() {
+            images.close(span);
+        }
+    }
+
+    fn images(&self) -> Result<&dyn RemoteImages, String> {
+        let none = || format!("{} has no images", self.info.spec);
+        self.backend.images().ok_or_else(none)
+    }
+
+    /// Whether its operations need the processor of other threads in this process: a reactor that
+    /// has nothing else to do should sleep.
+    pub fn prefers_sleep(&self) -> bool {
+        self.info.kind == DeviceKind::Rbd
     }
 
     /// Whether it takes NVMe commands, on rings with [`Ring::prepare_native`].

@@ -1,5 +1,5 @@
-//! Storage devices behind one interface: regular files, block devices, memory (`ram`) and nothing
-//! (`null`).
+//! Storage devices behind one interface: regular files, block devices, memory (`ram`), nothing
+//! (`null`), and images of a Ceph cluster (`rbd`).
 //!
 //! [`Device`] is the engine's asynchronous view, [`sync_io::SyncDevice`] the daemon's synchronous
 //! one. [`Device::queue`] puts an [`Op`] into a reactor's [`ring::Ring`], and [`Device::finish`]
@@ -36,8 +36,9 @@ pub mod power;
 pub use device::{Device, Now};
 pub use error::DeviceError;
 pub use fixed::{MAX_ENTRIES, MAX_ENTRY_BYTES, Pinned, Registration};
+pub use kind::rbd::{IMAGE_SPAN_BYTES, MAX_IMAGES};
 pub use kind::spec::{self, DeviceSpec};
-pub use kind::{DeviceInfo, DeviceKind, Identity, OpenOptions};
+pub use kind::{DeviceInfo, DeviceKind, Identity, ImageChanged, ImageName, OpenOptions};
 #[cfg(feature = "test-device")]
 pub use kind::{faulty, volatile};
 pub use mem::Buf;

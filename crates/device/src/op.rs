@@ -39,6 +39,9 @@ pub enum Submitted {
     Queued,
     /// The ring is full; nothing was submitted.
     RingFull,
+    /// The image is not open, or not yet writable; nothing was submitted. Try again once that has
+    /// changed. Never for a flush.
+    NotReady,
 }
 
 /// What a completion means.

@@ -345,6 +345,7 @@ impl Beating {
             Submitted::Queued => {}
             Submitted::Done(result) => self.ended(index, result.map_err(|errno| errno.to_string())),
             Submitted::RingFull => self.ended(index, Err("the ring is full".to_owned())),
+            Submitted::NotReady => self.ended(index, Err("it is not ready".to_owned())),
         }
     }
 

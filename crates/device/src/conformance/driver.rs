@@ -96,6 +96,7 @@ impl Driver {
                 Submitted::RingFull => {
                     self.ring.submit().expect("submit");
                 }
+                Submitted::NotReady => panic!("no image is open"),
             }
         }
     }

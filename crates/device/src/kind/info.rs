@@ -3,6 +3,7 @@
 
 use std::ffi::CString;
 use std::fmt;
+use std::sync::Arc;
 
 use super::spec::DeviceSpec;
 
@@ -18,6 +19,22 @@ pub struct OpenOptions {
     /// Hold a block device exclusively, against mounts. For the daemon only: two engines may have a
     /// device open.
     pub exclusive: bool,
+}
+
+/// Called from any thread when an image's size may have changed. It must not call the device.
+pub type ImageChanged = Arc<dyn Fn() + Send + Sync>;
+
+/// An image of a remote device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageName {
+    /// The pool.
+    pub pool: String,
+    /// The pool's namespace; empty for the default one.
+    pub namespace: String,
+    /// The image.
+    pub image: String,
+    /// The snapshot of it, which is read only.
+    pub snapshot: Option<String>,
 }
 
 /// A kind of device.

@@ -18,6 +18,7 @@ mod null;
 mod nvme;
 mod ram;
 mod ram_map;
+pub(crate) mod rbd;
 pub(crate) mod registry;
 pub mod spec;
 #[cfg(feature = "test-device")]
@@ -29,7 +30,9 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
-pub use self::info::{DeviceInfo, DeviceKind, DeviceNow, Identity, OpenOptions};
+pub use self::info::{
+    DeviceInfo, DeviceKind, DeviceNow, Identity, ImageChanged, ImageName, OpenOptions,
+};
 use self::spec::{DeviceSpec, SpecError, SpecText};
 use crate::error::DeviceError;
 use crate::fence::{Claims, Fence};
@@ -75,7 +78,7 @@ pub(crate) struct Opened<T> {
 pub(crate) trait Backend: Debug + Send + Sync {
     /// Starts an operation that is inside the device and aligned. It must end at once, or leave
     /// exactly one entry in the ring that completes with `user_data` at the end; with
-    /// [`Submitted::RingFull`], none. The memory of `op` stays valid until the completion was
+    /// [`Submitted::RingFull`] or [`Submitted::NotReady`], none. The memory of `op` stays valid until the completion was
     /// taken; `op` also holds notes for `finish`.
     #[inline]
     fn submit(&self, ring: &mut Ring, op: &mut Op, user_data: u64) -> Submitted {
@@ -115,9 +118,39 @@ pub(crate) trait Backend: Debug + Send + Sync {
         0
     }
 
+    /// The images, if it has any.
+    fn images(&self) -> Option<&dyn RemoteImages> {
+        None
+    }
+
     /// After this process dies, the fence must hold until no submitted request can still change the
     /// device or a successor's memory.
     fn fence(&self) -> &dyn Fence;
+}
+
+/// The images of a client of a remote cluster, each in a span of the device's addresses. Calls may
+/// take long; those for one span come one at a time.
+pub(crate) trait RemoteImages {
+    /// The address that the cluster knows this process by.
+    fn client_address(&self) -> &str;
+
+    /// Addresses of dead engines' clients, for the fence.
+    fn set_predecessors(&self, addresses: Vec<String>);
+
+    /// Whether the cluster has refused this client as a whole.
+    fn is_blocklisted(&self) -> bool;
+
+    /// Opens an image for reading, instead of an earlier one. Returns its size in bytes.
+    fn open(&self, span: u32, name: &ImageName, changed: ImageChanged) -> Result<u64, String>;
+
+    /// Locks the image if it has that feature; it may be written from then on.
+    fn lock(&self, span: u32) -> Result<(), String>;
+
+    /// Asks the cluster for the image's size in bytes, which operations keep to from then on.
+    fn size_bytes(&self, span: u32) -> Result<u64, String>;
+
+    /// Closes the image once its operations have ended.
+    fn close(&self, span: u32);
 }
 
 #[derive(Debug, Clone, Copy)]

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use super::info::DeviceKind;
 use super::spec::{DeviceSpec, SpecError, SpecText};
-use super::{BackendKind, block, file, local, null, ram};
+use super::{BackendKind, block, file, local, null, ram, rbd};
 use crate::error::DeviceError;
 
 /// In the order in which messages name them.
@@ -14,6 +14,7 @@ static KINDS: &[&dyn BackendKind] = &[
     &block::BlockKind,
     &ram::RamKind,
     &null::NullKind,
+    &rbd::RbdKind,
     #[cfg(feature = "test-device")]
     &super::volatile::VolatileKind,
     #[cfg(feature = "test-device")]

@@ -12,6 +12,7 @@ mod kernel;
 mod linked;
 mod native;
 mod options;
+mod remote;
 mod request;
 #[cfg(test)]
 mod tests;
@@ -22,16 +23,21 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd};
 use std::time::Duration;
 
+use forebay_rbd::{Image, ImageRequest};
 use io_uring::squeue::Entry;
 use io_uring::types::{Fd, SubmitArgs, Timespec};
 use io_uring::{IoUring, cqueue, opcode};
+use rustix::io::Errno;
 
 pub use self::kernel::{KernelVersion, MINIMUM_KERNEL, check_kernel};
 use self::native::{NATIVE_USER_DATA, NativeRing};
 pub use self::options::{Completion, RingError, RingFull, RingOptions, Wake};
 use self::options::{is_transient, setup_error};
+use self::remote::{REMOTE_USER_DATA, RemoteIo};
 pub(crate) use self::request::{CommandBytes, RingIo};
 use crate::fixed::{Fixed, Pinned, Registration};
+use crate::mem::IoMemory;
+use crate::op::Submitted;
 
 /// Reserved for entries whose completion is ignored.
 pub const RESERVED_USER_DATA: u64 = u64::MAX;
@@ -40,6 +46,7 @@ pub const RESERVED_USER_DATA: u64 = u64::MAX;
 pub struct Ring {
     inner: IoUring,
     native: Option<Box<NativeRing>>,
+    remote: Option<Box<RemoteIo>>,
     /// Memory that is registered with both rings.
     fixed: Fixed,
     options: RingOptions,
@@ -62,6 +69,7 @@ impl Ring {
         let ring = Self {
             inner,
             native: None,
+            remote: None,
             fixed: Fixed::default(),
             options: options.clone(),
             _not_send: PhantomData,
@@ -195,10 +203,15 @@ impl Ring {
     /// Submits, then sleeps until `min_complete` completions, the timeout or a signal: one system
     /// call. Give no timeout only if something else is sure to wake it.
     pub fn wait(&mut self, min_complete: u32, timeout: Option<Duration>) -> io::Result<Wake> {
-        if let Some(native) = &mut self.native
-            && !native.may_sleep(&mut self.inner)?
-        {
-            // The second ring has completions, or the first ring is full and must be submitted.
+        let mut may_sleep = true;
+        if let Some(native) = &mut self.native {
+            may_sleep = native.may_sleep(&mut self.inner)?;
+        }
+        if let Some(remote) = &mut self.remote {
+            may_sleep &= remote.may_sleep(&mut self.inner);
+        }
+        if !may_sleep {
+            // Others have completions, or the first ring is full and must be submitted.
             self.submit()?;
             return Ok(if self.has_completions() {
                 Wake::Completions
@@ -237,7 +250,7 @@ impl Ring {
             let got = self.inner.completion().fill(&mut batch[..room]);
             let count = got.len();
             for entry in got {
-                if entry.user_data() < NATIVE_USER_DATA {
+                if entry.user_data() < REMOTE_USER_DATA {
                     out[taken] = Completion {
                         user_data: entry.user_data(),
                         result: entry.result(),
@@ -247,6 +260,10 @@ impl Ring {
                     && let Some(native) = &mut self.native
                 {
                     native.poll_ended();
+                } else if entry.user_data() == REMOTE_USER_DATA
+                    && let Some(remote) = &mut self.remote
+                {
+                    remote.poll_ended();
                 }
             }
             if count < room {
@@ -256,6 +273,14 @@ impl Ring {
         if let Some(native) = &mut self.native {
             while taken < out.len()
                 && let Some(done) = native.next()
+            {
+                out[taken] = done;
+                taken += 1;
+            }
+        }
+        if let Some(remote) = &mut self.remote {
+            while taken < out.len()
+                && let Some(done) = remote.next()
             {
                 out[taken] = done;
                 taken += 1;
@@ -282,12 +307,18 @@ impl Ring {
     pub fn has_completions(&mut self) -> bool {
         !self.inner.completion().is_empty()
             || (self.native.as_mut()).is_some_and(|native| native.has_completions())
+            || (self.remote.as_mut()).is_some_and(|remote| remote.has_completions())
     }
 
     /// Number of queued entries that the kernel has not taken.
     pub fn queued(&mut self) -> usize {
         let others = self.native.as_mut();
         self.inner.submission().len() + others.map_or(0, |native| native.queued())
+    }
+
+    /// Number of operations that other threads of this process carry out; they end as completions.
+    pub fn remote_in_flight(&self) -> usize {
+        self.remote.as_ref().map_or(0, |remote| remote.in_flight())
     }
 
     pub(crate) fn push_io(&mut self, io: &RingIo<'_>, user_data: u64) -> Result<(), RingFull> {
@@ -300,6 +331,31 @@ impl Ring {
         // `Buf::new` or `Vectors::bufs`: what `push` asks for. The kernel takes its own reference
         // to the file at submission.
         unsafe { self.push(&entry) }
+    }
+
+    /// Begins an operation on an image, with the memory of a read or write. Its end is a completion.
+    pub(crate) fn begin_remote(
+        &mut self,
+        image: &Image,
+        request: ImageRequest,
+        memory: Option<IoMemory>,
+        user_data: u64,
+    ) -> Submitted {
+        let remote = match &mut self.remote {
+            Some(remote) => remote,
+            none => match RemoteIo::new() {
+                Ok(new) => none.insert(Box::new(new)),
+                Err(error) => {
+                    let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
+                    return Submitted::Done(Err(errno));
+                }
+            },
+        };
+        match remote.begin(image, request, memory, user_data) {
+            Ok(Ok(())) => Submitted::Queued,
+            Ok(Err(errno)) => Submitted::Done(Err(errno)),
+            Err(RingFull) => Submitted::RingFull,
+        }
     }
 
     #[cfg(test)]

@@ -356,6 +356,12 @@ impl Core {
         self.devices.set(served);
         (self.qos).note_devices(Some(device.0), &self.devices);
         self.recovered.serve(device.0);
+        self.retry_not_ready();
+    }
+
+    /// Continues commands that wait for a device, or for an image of one.
+    pub(crate) fn retry_not_ready(&mut self) {
+        self.slices.retry_not_ready();
         self.resume_chosen(|_, io| io.stage == Stage::DeviceWait, Self::dispatch);
     }
 
@@ -366,7 +372,10 @@ impl Core {
 
     /// Whether commands wait for the daemon, with a time limit.
     pub(crate) fn has_waiting(&self) -> bool {
-        !self.waits.is_empty() || !self.parked.is_empty() || self.flusher.is_busy()
+        !self.waits.is_empty()
+            || !self.parked.is_empty()
+            || self.flusher.is_busy()
+            || !self.slices.not_ready.is_empty()
     }
 }
 

@@ -179,6 +179,7 @@ impl Core {
         let record = self.records.reactor;
         record.staging_own_bytes.store(tiers.own_bytes, Relaxed);
         (record.staging_borrowed_bytes).store(tiers.borrowed_bytes, Relaxed);
+        self.slices.retry_not_ready();
         self.end_late();
     }
 

@@ -92,6 +92,8 @@ impl Flusher {
                 self.retry = true;
             }
             Submitted::Done(result) => return Some(result),
+            // Never, as a flush concerns no single image.
+            Submitted::NotReady => return Some(Err(Errno::NODEV)),
         }
         None
     }

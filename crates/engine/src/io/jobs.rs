@@ -276,7 +276,7 @@ impl Jobs {
             };
             match devices.queue(*device, op, kind::JOB, place as u64) {
                 Some(Submitted::Queued) => active.at_device = true,
-                Some(Submitted::RingFull) | None => return,
+                Some(Submitted::RingFull | Submitted::NotReady) | None => return,
                 Some(Submitted::Done(Ok(()))) => {
                     if active.from.is_some() {
                         self.turn_bytes = self.turn_bytes.saturating_sub(op.len_bytes());

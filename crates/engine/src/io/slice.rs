@@ -32,6 +32,8 @@ pub(crate) struct Slices {
     pub(crate) free: Vec<u32>,
     /// Slices whose rest found no room in the ring.
     pub(crate) again: Vec<u32>,
+    /// Slices whose image is not ready any more. Others begin once it is.
+    pub(crate) not_ready: Vec<u32>,
     drains: Drains,
 }
 
@@ -41,6 +43,7 @@ impl Slices {
             table: (0..MAX_SLICES).map(|_| None).collect(),
             free: (0..MAX_SLICES as u32).rev().collect(),
             again: Vec::with_capacity(MAX_SLICES),
+            not_ready: Vec::with_capacity(MAX_SLICES),
             drains: Drains::default(),
         }
     }
@@ -121,8 +124,14 @@ impl Slices {
             Submitted::Queued => {}
             Submitted::Done(result) => return Some(result),
             Submitted::RingFull => self.again.push(index as u32),
+            Submitted::NotReady => self.not_ready.push(index as u32),
         }
         None
+    }
+
+    /// The next turn tries slices again whose image may be ready.
+    pub(crate) fn retry_not_ready(&mut self) {
+        self.again.append(&mut self.not_ready);
     }
 
     /// Its words are cleared, or its epoch is set. Answers once overlapping slices have ended.

@@ -351,7 +351,7 @@ impl Submission<'_> {
                 self.slices.free.push(index);
                 Put::NoRoom
             }
-            None => {
+            Some(Submitted::NotReady) | None => {
                 self.slices.free.push(index);
                 Put::NoDevice
             }

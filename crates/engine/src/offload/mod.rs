@@ -392,6 +392,8 @@ impl Offload {
             }
             Some(Submitted::Done(result)) => self.remote_op_ended(place, result, work),
             Some(Submitted::RingFull) => self.again.push(place),
+            // Its home waits.
+            Some(Submitted::NotReady) => self.end_remote_op(place, RemoteResult::NotHere),
             None => {}
         }
     }
@@ -433,13 +435,16 @@ impl Offload {
         result: Result<(), Errno>,
         work: &mut RemoteWork<'_>,
     ) {
-        let Some(carrying) = self.carrying[place as usize].take() else {
-            return;
-        };
-        self.free.push(place);
         work.devices.ended_ns = work.now_ns;
         let ended = result.map_or_else(RemoteResult::Failed, |()| RemoteResult::Done);
-        self.answer(carrying.home, carrying.remote_op.slice, ended);
+        self.end_remote_op(place, ended);
+    }
+
+    fn end_remote_op(&mut self, place: u32, ended: RemoteResult) {
+        if let Some(carrying) = self.carrying[place as usize].take() {
+            self.free.push(place);
+            self.answer(carrying.home, carrying.remote_op.slice, ended);
+        }
     }
 
     fn answer(&mut self, home: usize, slice: u32, ended: RemoteResult) {
