@@ -498,7 +498,9 @@ fn a_watch_sees_a_resize_elsewhere(lab: &Lab) {
     let name = name("watch");
     let image = Arc::new(create(&ours, &name, 8 * MIB));
     let (sender, changes) = sync_channel(64);
-    let changed = move || drop(sender.try_send(()));
+    let changed = move || {
+        let _ = sender.try_send(());
+    };
     let watch = UpdateWatch::new(&image, Arc::new(changed)).unwrap();
     assert!(changes.try_recv().is_err(), "nothing has changed");
 

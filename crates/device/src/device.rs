@@ -13,7 +13,7 @@ use crate::fence::FenceError;
 use crate::kind::registry;
 use crate::kind::spec::DeviceSpec;
 use crate::kind::{
-    AtOnce, Backend, DeviceInfo, DeviceKind, ImageChanged, ImageName, OpenOptions, RemoteImages,
+    AtOnce, Backend, DeviceInfo, ImageChanged, ImageName, OpenOptions, RemoteImages,
 };
 use crate::mem::{Buf, IoMemory};
 use crate::op::{Finish, Op, OpKind, Submitted};
@@ -60,6 +60,7 @@ pub struct Device {
     pub(crate) backend: Arc<dyn Backend>,
     at_once: AtOnce,
     info: DeviceInfo,
+    prefers_sleep: bool,
 }
 
 impl Device {
@@ -73,6 +74,7 @@ impl Device {
     pub(crate) fn over(info: DeviceInfo, backend: Arc<dyn Backend>) -> Self {
         Self {
             at_once: backend.at_once(),
+            prefers_sleep: backend.images().is_some(),
             backend,
             info,
         }
@@ -204,10 +206,11 @@ impl Device {
         self.backend.images().ok_or_else(none)
     }
 
-    /// Whether its operations need the processor of other threads in this process: a reactor that
-    /// has nothing else to do should sleep.
+    /// Whether other threads of this process carry its operations out: a reactor that has nothing
+    /// else to do should leave them the processor.
+    #[inline]
     pub fn prefers_sleep(&self) -> bool {
-        self.info.kind == DeviceKind::Rbd
+        self.prefers_sleep
     }
 
     /// Whether it takes NVMe commands, on rings with [`Ring::prepare_native`].

@@ -32,6 +32,7 @@ pub struct TestGate {
 struct GateState {
     hold: Option<Selector>,
     failures: Vec<Failure>,
+    is_unready: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -112,6 +113,11 @@ impl TestGate {
         });
     }
 
+    /// Whether operations find no image ([`Submitted::NotReady`]).
+    pub fn set_unready(&self, is_unready: bool) {
+        self.state().is_unready = is_unready;
+    }
+
     /// Sets the processor time in ns that each operation burns.
     pub fn cost(&self, ns: u64) {
         self.cost_ns.store(ns, Ordering::Relaxed);
@@ -151,6 +157,9 @@ impl Backend for Gated {
         self.gate.spend();
         op.note &= !note::WAITS;
         let mut state = self.gate.state();
+        if state.is_unready && op.kind != OpKind::Flush {
+            return Submitted::NotReady;
+        }
         let held = state.hold.as_ref().is_some_and(|hold| hold.matches(op));
         let failure = state
             .failures

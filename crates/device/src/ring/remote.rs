@@ -20,10 +20,14 @@ use crate::mem::{Buf, IoMemory};
 
 pub(super) const REMOTE_USER_DATA: u64 = u64::MAX - 2;
 
-/// The most operations in flight.
-const MOST: usize = 4096;
+/// The most operations in flight: as many as a reactor has slices.
+const MOST: usize = 8192;
+/// The most memory of operations in flight.
+const MOST_BYTES: usize = 256 << 20;
 /// Buffers by size in bytes, and how many unused ones are kept.
-const CLASSES: [(usize, usize); 5] = [
+const CLASSES: [(usize, usize); 6] = [
+    // Of operations without data.
+    (0, 256),
     (4 << 10, 256),
     (16 << 10, 128),
     (64 << 10, 64),
@@ -33,7 +37,7 @@ const CLASSES: [(usize, usize); 5] = [
 
 struct Flight {
     user_data: u64,
-    class: Option<usize>,
+    class: usize,
     /// A read's memory.
     into: Option<IoMemory>,
 }
@@ -44,9 +48,8 @@ pub(super) struct RemoteIo {
     ended: VecDeque<Ended>,
     flights: Vec<Option<Flight>>,
     free: Vec<u32>,
+    bytes_in_flight: usize,
     spare: [Vec<Buffer>; CLASSES.len()],
-    /// Buffers of operations without data.
-    empty: Vec<Buffer>,
     /// The first ring polls the completions.
     is_watched: bool,
 }
@@ -58,8 +61,8 @@ impl RemoteIo {
             ended: VecDeque::new(),
             flights: Vec::new(),
             free: Vec::new(),
+            bytes_in_flight: 0,
             spare: Default::default(),
-            empty: Vec::new(),
             is_watched: false,
         })
     }
@@ -73,54 +76,58 @@ impl RemoteIo {
         memory: Option<IoMemory>,
         user_data: u64,
     ) -> Result<Result<(), Errno>, RingFull> {
-        let (len_bytes, is_read) = match request {
-            ImageRequest::Read { length, .. } => (length, true),
-            ImageRequest::Write { length, .. } => (length, false),
-            _ => (0, false),
+        let len_bytes = match request {
+            ImageRequest::Read { length, .. } | ImageRequest::Write { length, .. } => length,
+            _ => 0,
         };
-        let class = match CLASSES.iter().position(|(bytes, _)| len_bytes <= *bytes) {
-            _ if len_bytes == 0 => None,
-            Some(class) => Some(class),
-            None => return Ok(Err(Errno::INVAL)),
+        let into = memory.filter(|_| matches!(request, ImageRequest::Read { .. }));
+        let Some(class) = CLASSES.iter().position(|(bytes, _)| len_bytes <= *bytes) else {
+            return Ok(Err(Errno::INVAL));
         };
-        let token = match self.free.pop() {
-            Some(token) => token,
-            None if self.flights.len() < MOST => {
-                self.flights.push(None);
-                self.flights.len() as u32 - 1
-            }
-            None => return Err(RingFull),
-        };
-        let mut buffer = match class {
-            Some(class) => self.spare[class].pop(),
-            None => self.empty.pop(),
-        }
-        .unwrap_or_else(|| Buffer::new(class.map_or(0, |class| CLASSES[class].0)));
-        if let Some(memory) = memory.filter(|_| !is_read) {
-            gather(&memory, buffer.bytes_mut());
-        }
-        self.flights[token as usize] = Some(Flight {
+        let flight = Flight {
             user_data,
             class,
-            into: memory.filter(|_| is_read),
-        });
+            into,
+        };
+        let (token, mut buffer) = self.start(flight)?;
+        if let Some(memory) = memory.filter(|_| into.is_none()) {
+            gather(&memory, buffer.bytes_mut());
+        }
         let begun = image.submit(request, buffer, token.into(), &self.completions);
         Ok(begun.map_err(|RefusedRequest { buffer, errno }| {
-            self.flights[token as usize] = None;
-            self.free.push(token);
-            self.keep(class, buffer);
+            self.end(token.into(), buffer);
             errno
         }))
     }
 
-    fn keep(&mut self, class: Option<usize>, buffer: Buffer) {
-        match class {
-            Some(class) if self.spare[class].len() < CLASSES[class].1 => {
-                self.spare[class].push(buffer);
-            }
-            None if self.empty.len() < CLASSES[0].1 => self.empty.push(buffer),
-            _ => {}
+    /// Takes a place and a buffer.
+    fn start(&mut self, flight: Flight) -> Result<(u32, Buffer), RingFull> {
+        let (bytes, _) = CLASSES[flight.class];
+        if self.in_flight() == MOST || self.bytes_in_flight + bytes > MOST_BYTES {
+            return Err(RingFull);
         }
+        self.bytes_in_flight += bytes;
+        let spare = self.spare[flight.class].pop();
+        let token = self.free.pop().unwrap_or_else(|| {
+            self.flights.push(None);
+            self.flights.len() as u32 - 1
+        });
+        self.flights[token as usize] = Some(flight);
+        Ok((token, spare.unwrap_or_else(|| Buffer::new(bytes))))
+    }
+
+    /// Gives back a place and its buffer.
+    fn end(&mut self, token: u64, buffer: Buffer) -> Option<Flight> {
+        let at = u32::try_from(token).ok()?;
+        let flight = self.flights.get_mut(at as usize)?.take()?;
+        self.free.push(at);
+        let (bytes, most) = CLASSES[flight.class];
+        self.bytes_in_flight -= bytes;
+        let spare = &mut self.spare[flight.class];
+        if spare.len() < most {
+            spare.push(buffer);
+        }
+        Some(flight)
     }
 
     pub(super) fn in_flight(&self) -> usize {
@@ -155,35 +162,28 @@ impl RemoteIo {
 
     /// The next ended operation. A read's bytes are in its memory.
     pub(super) fn next(&mut self) -> Option<Completion> {
-        loop {
-            if !self.has_completions() {
-                return None;
-            }
+        while self.has_completions() {
             let Ended {
                 token,
                 buffer,
                 result,
             } = self.ended.pop_front()?;
             let at = usize::try_from(token).unwrap_or(usize::MAX);
-            let Some(flight) = self.flights.get_mut(at).and_then(Option::take) else {
-                continue;
-            };
-            self.free.push(at as u32);
-            let result = match result {
-                Ok(bytes) => {
-                    if let Some(into) = &flight.into {
-                        scatter(buffer.bytes().get(..bytes).unwrap_or_default(), into);
-                    }
-                    i32::try_from(bytes).unwrap_or(i32::MAX)
-                }
-                Err(errno) => -errno.raw_os_error(),
-            };
-            self.keep(flight.class, buffer);
-            return Some(Completion {
-                user_data: flight.user_data,
-                result,
-            });
+            if let (Some(Some(flight)), Ok(bytes)) = (self.flights.get(at), &result)
+                && let Some(into) = &flight.into
+            {
+                scatter(buffer.bytes().get(..*bytes).unwrap_or_default(), into);
+            }
+            if let Some(flight) = self.end(token, buffer) {
+                let failed = |errno: Errno| -errno.raw_os_error();
+                return Some(Completion {
+                    user_data: flight.user_data,
+                    result: result
+                        .map_or_else(failed, |bytes| i32::try_from(bytes).unwrap_or(i32::MAX)),
+                });
+            }
         }
+        None
     }
 }
 
@@ -216,5 +216,99 @@ fn each(memory: &IoMemory, mut each: impl FnMut(Buf)) {
     match memory {
         IoMemory::One(buf) => each(*buf),
         IoMemory::Many(bufs) => bufs.iter().for_each(each),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::mem::StaticRegion;
+    use crate::ring::{Ring, RingOptions, Wake};
+    use std::sync::mpsc::channel;
+    use std::time::{Duration, Instant};
+
+    fn flight(user_data: u64, class: usize, into: Option<Buf>) -> Flight {
+        Flight {
+            user_data,
+            class,
+            into: into.map(IoMemory::One),
+        }
+    }
+
+    fn ring() -> Ring {
+        let mut ring = Ring::new(&RingOptions::default()).expect("io_uring works here");
+        ring.remote = Some(Box::new(RemoteIo::new().expect("an eventfd")));
+        ring
+    }
+
+    /// Each end wakes a thread that polls for a while, then sleeps.
+    #[test]
+    fn no_end_is_slept_through() {
+        const ROUNDS: u64 = 20_000;
+        let mut ring = ring();
+        let completions = Arc::clone(&ring.remote.as_ref().unwrap().completions);
+        let (begin, begun) = channel::<(u32, Buffer)>();
+        let ends = std::thread::spawn(move || {
+            for (round, (token, buffer)) in begun.into_iter().enumerate() {
+                let until = Instant::now() + Duration::from_nanos(round as u64 % 97 * 300);
+                while Instant::now() < until {
+                    std::hint::spin_loop();
+                }
+                completions.end(token.into(), buffer, Ok(0));
+            }
+        });
+        let mut out = [Completion::default(); 4];
+        for round in 0..ROUNDS {
+            let remote = ring.remote.as_mut().unwrap();
+            begin
+                .send(remote.start(flight(round, 0, None)).unwrap())
+                .unwrap();
+            let mut turns = 0;
+            while ring.drain(&mut out) == 0 {
+                turns += 1;
+                if turns > round % 50 {
+                    let limit = Some(Duration::from_secs(20));
+                    assert_ne!(ring.wait(1, limit).unwrap(), Wake::TimedOut, "{round}");
+                }
+            }
+            assert_eq!(out[0].user_data, round);
+        }
+        assert_eq!(ring.remote_in_flight(), 0);
+        drop(begin);
+        ends.join().unwrap();
+    }
+
+    #[test]
+    fn a_read_ends_in_its_memory() {
+        let mut ring = ring();
+        let region = StaticRegion::anonymous(8192).unwrap();
+        let into = region.buf(0, 8192).unwrap();
+        let remote = ring.remote.as_mut().unwrap();
+        let (token, mut buffer) = remote.start(flight(5, 2, Some(into))).unwrap();
+        buffer.bytes_mut().fill(7);
+        remote.completions.end(token.into(), buffer, Ok(4096));
+        let mut out = [Completion::default(); 2];
+        assert!(ring.has_completions());
+        assert_eq!(ring.drain(&mut out), 1);
+        assert_eq!((out[0].user_data, out[0].result), (5, 4096));
+        let mut bytes = [9; 8192];
+        assert!(region.copy_out(0, &mut bytes));
+        assert!(bytes[..4096].iter().all(|byte| *byte == 7));
+        assert!(bytes[4096..].iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn memory_in_flight_is_limited() {
+        let mut remote = RemoteIo::new().unwrap();
+        let mut flights = Vec::new();
+        while let Ok(started) = remote.start(flight(0, CLASSES.len() - 1, None)) {
+            flights.push(started);
+        }
+        assert_eq!(flights.len(), 512);
+        assert!(remote.start(flight(0, 0, None)).is_ok());
+        let (token, buffer) = flights.pop().unwrap();
+        assert!(remote.end(token.into(), buffer).is_some());
+        assert!(remote.end(token.into(), Buffer::new(0)).is_none(), "twice");
+        assert!(remote.start(flight(0, CLASSES.len() - 1, None)).is_ok());
     }
 }

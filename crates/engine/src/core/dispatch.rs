@@ -84,7 +84,7 @@ impl Core {
             return;
         };
         let now_ns = self.clock.now_ns;
-        self.devices.ended_ns = now_ns;
+        self.devices.ended(slice.device, now_ns);
         if slice.begun_ns != 0 {
             self.qos.slice_ended(&slice, result.is_ok(), now_ns);
         }

@@ -173,6 +173,15 @@ impl Core {
             && self.clock.now_ns.saturating_sub(self.devices.ended_ns) < LIVELY_NS
     }
 
+    /// Whether only other threads of this process have work here: polling would take their
+    /// processor. Devices with interrupts had none lately.
+    pub(crate) fn leaves_processor(&self) -> bool {
+        let elsewhere = self.devices.ring.remote_in_flight();
+        elsewhere > 0
+            && elsewhere >= self.offload.at_devices(self.slices.in_flight())
+            && self.clock.now_ns.saturating_sub(self.devices.own_ended_ns) >= LIVELY_NS
+    }
+
     /// Sleeps until a completion, readiness of `epoll`, or the time limit.
     pub(crate) fn sleep(&mut self, epoll: impl std::os::fd::AsFd, limit: std::time::Duration) {
         self.offload.rests(self.clock.now_ns);

@@ -38,6 +38,8 @@ pub(crate) struct DeviceRing {
     pulse: Arc<Pulse>,
     pub(crate) served: Vec<Option<ServedDevice>>,
     pub(crate) ended_ns: u64,
+    /// Without operations that other threads of this process carry out.
+    pub(crate) own_ended_ns: u64,
     pub(crate) wake_armed: bool,
     region: Arc<Region>,
 }
@@ -49,6 +51,7 @@ impl DeviceRing {
             pulse: Arc::default(),
             served: (0..256).map(|_| None).collect(),
             ended_ns: 0,
+            own_ended_ns: 0,
             wake_armed: false,
             region,
         }
@@ -112,6 +115,17 @@ impl DeviceRing {
     #[inline]
     pub(crate) fn finish(&self, device: u8, op: Op, result: i32) -> Option<Finish> {
         Some(self.get(device)?.device.finish(op, result))
+    }
+
+    #[inline]
+    pub(crate) fn ended(&mut self, device: u8, now_ns: u64) {
+        self.ended_ns = now_ns;
+        if !self
+            .get(device)
+            .is_some_and(|served| served.device.prefers_sleep())
+        {
+            self.own_ended_ns = now_ns;
+        }
     }
 
     #[cold]

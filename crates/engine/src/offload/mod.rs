@@ -435,7 +435,9 @@ impl Offload {
         result: Result<(), Errno>,
         work: &mut RemoteWork<'_>,
     ) {
-        work.devices.ended_ns = work.now_ns;
+        if let Some(RunningRemoteOp { remote_op, .. }) = &self.carrying[place as usize] {
+            work.devices.ended(remote_op.device, work.now_ns);
+        }
         let ended = result.map_or_else(RemoteResult::Failed, |()| RemoteResult::Done);
         self.end_remote_op(place, ended);
     }

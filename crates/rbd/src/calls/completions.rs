@@ -111,6 +111,12 @@ impl Completions {
         self.take()
     }
 
+    /// Ends an operation that librbd does not know, for tests.
+    #[cfg(feature = "test-device")]
+    pub fn end(&self, token: u64, buffer: Buffer, result: Result<usize, Errno>) {
+        self.push(buffer.into_ended_operation(token, result));
+    }
+
     pub(super) fn push(&self, operation: Box<Operation>) {
         let operation = Box::into_raw(operation);
         // SAFETY: the box was given to us, and isn't in the list yet.

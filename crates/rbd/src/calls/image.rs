@@ -247,7 +247,7 @@ impl Image {
             })
         };
         // Busy: an advisory lock has its place.
-        if matches!(owners, Err(Errno::NOENT | Errno::BUSY)) {
+        if matches!(owners, Err(Errno::NOENT | Errno::BUSY | Errno::INVAL)) {
             return Ok(Vec::new());
         }
         let mut owners = owners.map_err(self.failed("examine the lock of"))?;
@@ -259,8 +259,7 @@ impl Image {
         }
     }
 
-    /// The addresses of clients with an advisory lock (`rbd lock add`), alive or dead, as long as
-    /// the image has no exclusive lock.
+    /// The addresses of clients with an advisory lock (`rbd lock add`), alive or dead.
     ///
     /// # Errors
     /// Ceph's.
@@ -291,12 +290,12 @@ impl Image {
             return Err(failed(errno(count as i64)));
         }
         // Each text ends with NUL.
-        let addresses = addresses
-            .split(|byte| *byte == 0)
-            .take(count.unsigned_abs());
-        Ok(addresses
-            .map(|text| String::from_utf8_lossy(text).into_owned())
-            .collect())
+        let [cookies, addresses] = [cookies, addresses].map(|texts| texts.split(|byte| *byte == 0));
+        // librbd's own locks are listed as they were at the last change of the header.
+        let lockers = cookies.zip(addresses).take(count.unsigned_abs());
+        let advisory = lockers.filter(|(cookie, _)| !cookie.starts_with(b"auto "));
+        let shown = advisory.map(|(_, address)| String::from_utf8_lossy(address).into_owned());
+        Ok(shown.collect())
     }
 
     /// The addresses of the clients that have the image open for writing. A client that died stays

@@ -301,14 +301,25 @@ unsafe extern "C" fn ended(completion: RbdCompletion, argument: *mut c_void) {
     operation.end();
 }
 
-#[cfg(test)]
-impl Operation {
-    pub(super) fn ended(token: u64, result: Result<usize, Errno>) -> Box<Self> {
-        let Buffer(mut operation) = Buffer::new(0);
+#[cfg(any(test, feature = "test-device"))]
+impl Buffer {
+    pub(super) fn into_ended_operation(
+        self,
+        token: u64,
+        result: Result<usize, Errno>,
+    ) -> Box<Operation> {
+        let Self(mut operation) = self;
         operation.token = token;
         operation.length = result.unwrap_or(0);
         operation.error = result.err();
         operation
+    }
+}
+
+#[cfg(test)]
+impl Operation {
+    pub(super) fn ended(token: u64, result: Result<usize, Errno>) -> Box<Self> {
+        Buffer::new(0).into_ended_operation(token, result)
     }
 
     pub(super) fn ended_with_witness(token: u64, witness: &Arc<()>) -> Box<Self> {

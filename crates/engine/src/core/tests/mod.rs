@@ -29,6 +29,7 @@ mod preallocated;
 mod recovered;
 mod registered;
 mod speed;
+mod unready;
 mod zeroing;
 
 struct Bench {

@@ -191,6 +191,27 @@ fn one_command_at_a_time_stays_at_home_and_many_are_shared() {
     }
 }
 
+#[test]
+fn offloaded_slices_wait_for_their_image_at_home() {
+    let mut t = two("file", Spread::OneToN);
+    t.writes(40);
+    t.b.gate.set_unready(true);
+    for _ in crate::patience::patiently() {
+        if t.offload() == 0 {
+            break;
+        }
+        t.turn_other();
+        t.b.turn();
+    }
+    assert_eq!(t.offload(), 0);
+    assert!(!t.b.core.slices.not_ready.is_empty());
+    assert!(!t.b.core.must_turn() && !t.other.must_turn());
+    t.b.gate.set_unready(false);
+    t.b.core.retry_not_ready();
+    assert_eq!(t.ends(40), [Status::SUCCESS; 40]);
+    t.nothing_is_left();
+}
+
 /// By default, reactors help those that need it, unless they have own work.
 #[test]
 fn a_busy_reactor_gets_no_offloaded_work() {
