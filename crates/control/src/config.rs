@@ -6,6 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use forebay_qos::budget::Rate;
+
 use crate::model::ExportFrontend;
 
 /// The configuration of a daemon.
@@ -52,6 +54,8 @@ pub struct ClusterConfig {
     pub cluster: String,
     /// Which volumes of it share a client in the engine.
     pub client: ClientFor,
+    /// What it can give this node; tenants' bases are guaranteed only against that.
+    pub capacity: Option<Rate>,
 }
 
 /// The volumes that one RADOS client serves.

@@ -1,6 +1,6 @@
 //! A volume in the data path: geometry, translation table, commits, written devices.
 //!
-//! **Design.** The control thread (the only writer) and reactors share it. Growth makes a new value
+//! **Design.** The control thread (the only writer) and reactors share it. Another size makes a new value
 //! with shared counters and leaves. A device counts as written for good, from the first grant that
 //! allows writes. A new engine gets every outstanding grant again, so its set covers a dead
 //! engine's writes.
@@ -53,19 +53,21 @@ impl Volume {
         Some(volume)
     }
 
-    /// The volume with a larger size; `None` for any other change.
-    pub(crate) fn grown(&self, config: VolumeConfig) -> Option<Self> {
+    /// The volume with another size; `None` for any other change. Only an image may shrink, and the
+    /// table keeps its extents then.
+    pub(crate) fn resized(&self, config: VolumeConfig) -> Option<Self> {
         let same = config.read_only == self.config.read_only
             && config.block_bytes == self.config.block_bytes
             && config.extent_bytes == self.config.extent_bytes
-            && config.size_bytes >= self.config.size_bytes
+            && config.image == self.config.image
+            && (config.size_bytes >= self.config.size_bytes || config.image.is_some())
+            && config.size_bytes > 0
             && config
                 .size_bytes
                 .is_multiple_of(u64::from(config.block_bytes));
+        let extents = config.size_bytes.div_ceil(u64::from(config.extent_bytes));
         same.then(|| Self {
-            table: self
-                .table
-                .grown(config.size_bytes.div_ceil(u64::from(config.extent_bytes))),
+            table: self.table.grown(extents.max(self.table.extents())),
             extent_shift: self.extent_shift,
             commits: self.commits.clone(),
             config,
@@ -171,12 +173,13 @@ mod tests {
             block_bytes: 4096,
             extent_bytes: 64 << 10,
             epoch: 0,
+            image: None,
         };
         let volume = Volume::new(config.clone()).unwrap();
         let changed = |change: fn(&mut VolumeConfig)| {
             let mut config = config.clone();
             change(&mut config);
-            volume.grown(config).map(|volume| volume.blocks())
+            volume.resized(config).map(|volume| volume.blocks())
         };
         assert_eq!(changed(|config| config.size_bytes += 4096), Some(257));
         assert_eq!(changed(|config| config.size_bytes -= 4096), None);

@@ -5,7 +5,7 @@ use forebay_device::{Device, OpenOptions};
 use forebay_engine::{Engine, EngineConfig};
 use forebay_xlate::DeviceIndex;
 use forebay_xlate::boundary::message::{
-    BOUNDARY_VERSION, DeviceConfig, FromEngine, Held, ToEngine,
+    BOUNDARY_VERSION, DeviceConfig, DeviceFence, FromEngine, Held, ToEngine,
 };
 use forebay_xlate::boundary::region::{Region, device_mark};
 use forebay_xlate::boundary::socket::{self, Channel};
@@ -328,6 +328,7 @@ fn config(device: u8, uuid: [u8; 16], spec: String) -> DeviceConfig {
         data_offset_bytes: 1 << 20,
         extent_bytes: 64 << 10,
         extents: 16,
+        fence: DeviceFence::Locks,
     }
 }
 

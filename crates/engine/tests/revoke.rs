@@ -76,6 +76,7 @@ impl Daemon {
             data_offset_bytes: 0,
             extent_bytes: EXTENT_BYTES as u32,
             extents: device_bytes / EXTENT_BYTES,
+            fence: DeviceFence::Locks,
         };
         std::fs::File::create(&path)
             .unwrap()
@@ -115,6 +116,7 @@ impl Daemon {
             block_bytes: 4096,
             extent_bytes: EXTENT_BYTES as u32,
             epoch,
+            image: None,
         };
         self.order(|request| ToEngine::SetVolume { request, volume }, vec![]);
     }

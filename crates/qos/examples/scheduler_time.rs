@@ -5,7 +5,7 @@
 //! number of active tenants, the median and the 99th percentile in ns.
 
 use forebay_qos::budget::{Budget, Burst, Rate};
-use forebay_qos::cost::Frontends;
+use forebay_qos::cost::Routes;
 use forebay_qos::cost::{CostTable, Operation, Profile, Transport};
 use forebay_qos::ledger::Ledger;
 use forebay_qos::params::Params;
@@ -53,7 +53,7 @@ fn windows(active: usize) -> Vec<u128> {
             burst: rate(100_000),
             how,
         };
-        scheduler.set_budget(tenant, &budget, &costs, Frontends::ALL);
+        scheduler.set_budget(tenant, &budget, &costs, Routes::LOCAL);
         scheduler.attach(tenant, tenant);
     }
     let cost = costs.of(Transport::Tcp, Operation::Read, 4096);

@@ -5,7 +5,7 @@
 //! reactors; [`crate::scheduler`] admits I/Os.
 
 use crate::budget::{BadBudget, Budget, LEAST, Rate};
-use crate::cost::CostTable;
+use crate::cost::{CostTable, Routes};
 use crate::params::Params;
 use crate::resources::{Resource, SHARED, SHARED_RESOURCES};
 
@@ -142,10 +142,15 @@ impl Node {
         }
     }
 
-    /// Promises a tenant its base if it fits.
-    pub fn promise(&mut self, budget: &Budget, costs: &CostTable) -> Result<(), Refused> {
+    /// Promises a tenant its base, by these routes, if it fits.
+    pub fn promise(
+        &mut self,
+        budget: &Budget,
+        costs: &CostTable,
+        routes: Routes,
+    ) -> Result<(), Refused> {
         budget.check().map_err(Refused::Bad)?;
-        let most = costs.most_of(budget.base);
+        let most = costs.most_by(budget.base, routes);
         let whole = self.capacity.per_second();
         let mut worst: Option<(f64, usize)> = None;
         for resource in 0..SHARED {
@@ -164,26 +169,28 @@ impl Node {
                 needed_percent: percent(most[resource]),
                 left_percent: percent(self.left(resource).max(0.0)),
                 fits: largest(budget.base, |base| {
-                    let most = costs.most_of(base);
+                    let most = costs.most_by(base, routes);
                     (0..SHARED).all(|resource| most[resource] <= self.left(resource))
                 }),
             });
         }
-        self.keep(budget, costs);
+        self.keep(budget, costs, routes);
         Ok(())
     }
 
     /// Counts a base that was promised earlier, whether it fits or not.
-    pub fn keep(&mut self, budget: &Budget, costs: &CostTable) {
-        for (promised, most) in self.promised.iter_mut().zip(costs.most_of(budget.base)) {
+    pub fn keep(&mut self, budget: &Budget, costs: &CostTable, routes: Routes) {
+        let most = costs.most_by(budget.base, routes);
+        for (promised, most) in self.promised.iter_mut().zip(most) {
             *promised += most;
         }
         self.tenants += 1;
     }
 
     /// Withdraws a promise.
-    pub fn release(&mut self, budget: &Budget, costs: &CostTable) {
-        for (promised, most) in self.promised.iter_mut().zip(costs.most_of(budget.base)) {
+    pub fn release(&mut self, budget: &Budget, costs: &CostTable, routes: Routes) {
+        let most = costs.most_by(budget.base, routes);
+        for (promised, most) in self.promised.iter_mut().zip(most) {
             *promised = (*promised - most).max(0.0);
         }
         self.tenants = self.tenants.saturating_sub(1);
@@ -298,11 +305,11 @@ mod tests {
     fn more_base_than_there_is_says_what_would_fit() {
         let table = table();
         let mut node = node(1.0);
-        let refused = node.promise(&budget(2_000_000), &table);
+        let refused = node.promise(&budget(2_000_000), &table, Routes::LOCAL);
         assert!(matches!(refused, Err(Refused::Bad(_))), "{refused:?}");
         let mut large = budget(999_999);
-        assert_eq!(node.promise(&large, &table), Ok(()));
-        let said = node.promise(&large, &table);
+        assert_eq!(node.promise(&large, &table, Routes::LOCAL), Ok(()));
+        let said = node.promise(&large, &table, Routes::LOCAL);
         let Err(Refused::Full { resource, fits, .. }) = said else {
             panic!("{said:?}");
         };
@@ -314,10 +321,10 @@ mod tests {
             "{text:?}"
         );
         large.base = fits;
-        assert_eq!(node.promise(&large, &table), Ok(()));
-        assert!(node.promise(&budget(1000), &table).is_err());
-        node.release(&large, &table);
-        assert_eq!(node.promise(&budget(1000), &table), Ok(()));
+        assert_eq!(node.promise(&large, &table, Routes::LOCAL), Ok(()));
+        assert!(node.promise(&budget(1000), &table, Routes::LOCAL).is_err());
+        node.release(&large, &table, Routes::LOCAL);
+        assert_eq!(node.promise(&budget(1000), &table, Routes::LOCAL), Ok(()));
     }
 
     #[test]
@@ -325,7 +332,7 @@ mod tests {
         let table = table();
         let fill = |node: &mut Node| {
             let mut taken = 0;
-            while node.promise(&budget(50_000), &table).is_ok() {
+            while node.promise(&budget(50_000), &table, Routes::LOCAL).is_ok() {
                 taken += 1;
             }
             taken

@@ -22,31 +22,69 @@ pub enum Transport {
 /// All frontends.
 pub const FRONTENDS: [Transport; 3] = [Transport::Tcp, Transport::Pcie, Transport::Vhost];
 
-/// A set of frontends.
+/// A frontend, and where its data lies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Frontends(u8);
+pub struct Route(u8);
 
-impl Frontends {
-    /// All frontends, if nothing is known yet.
-    pub const ALL: Self = Self(0b111);
-
-    /// These frontends, or all if there are none.
+impl Route {
+    /// To this node's devices.
     #[must_use]
-    pub fn of(frontends: impl Iterator<Item = Transport>) -> Self {
-        match frontends.fold(0, |all, frontend| all | 1 << frontend as u8) {
-            0 => Self::ALL,
+    pub const fn local(frontend: Transport) -> Self {
+        Self(frontend as u8)
+    }
+
+    /// To a cluster, over this node's links.
+    #[must_use]
+    pub const fn remote(frontend: Transport) -> Self {
+        Self(frontend as u8 + FRONTENDS.len() as u8)
+    }
+
+    /// The frontend.
+    #[must_use]
+    pub const fn frontend(self) -> Transport {
+        FRONTENDS[self.0 as usize % FRONTENDS.len()]
+    }
+
+    const fn is_remote(self) -> bool {
+        self.0 as usize >= FRONTENDS.len()
+    }
+}
+
+impl From<Transport> for Route {
+    fn from(frontend: Transport) -> Self {
+        Self::local(frontend)
+    }
+}
+
+const ROUTES: usize = 2 * FRONTENDS.len();
+
+/// A set of routes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Routes(u8);
+
+impl Routes {
+    /// Every local one, if nothing is known yet.
+    pub const LOCAL: Self = Self(0b111);
+    /// Every one.
+    pub const ALL: Self = Self(0b11_1111);
+
+    /// These routes, or every local one if there are none.
+    #[must_use]
+    pub fn of(routes: impl Iterator<Item = Route>) -> Self {
+        match routes.fold(0, |all, route| all | 1 << route.0) {
+            0 => Self::LOCAL,
             some => Self(some),
         }
     }
 
-    fn have(self, frontend: Transport) -> bool {
-        self.0 & 1 << frontend as u8 != 0
+    fn have(self, route: Route) -> bool {
+        self.0 & 1 << route.0 != 0
     }
 }
 
-impl Default for Frontends {
+impl Default for Routes {
     fn default() -> Self {
-        Self::ALL
+        Self::LOCAL
     }
 }
 
@@ -70,7 +108,11 @@ pub const SIZES: [u32; 6] = [4 << 10, 8 << 10, 16 << 10, 32 << 10, 64 << 10, 128
 /// Bytes per row: no disk has smaller blocks.
 const STEP: u32 = 512;
 const ROWS: usize = 257;
-const KINDS: usize = 9;
+const KINDS: usize = ROUTES * OPERATIONS.len();
+/// Processor time of librbd's and the messenger's threads: per I/O, and per byte.
+const CLUSTER_CPU_NS: (f64, f64) = (60_000.0, 0.3);
+/// Protocol bytes of an I/O to a cluster.
+const CLUSTER_HEADER_BYTES: f64 = 400.0;
 
 /// Calibrated costs of one kind of I/O.
 #[derive(Clone, Copy, PartialEq, Debug)]
@@ -144,12 +186,10 @@ impl CostTable {
         let mut rows = Arc::new([ResourceVector::ZERO; ROWS * KINDS]);
         for (at, vector) in Arc::make_mut(&mut rows).iter_mut().enumerate() {
             let (row, kind) = (at / KINDS, at % KINDS);
-            *vector = self::vector(
-                FRONTENDS[kind / 3],
-                OPERATIONS[kind % 3],
-                &profiles[kind / 3][kind % 3],
-                row as u32 * STEP,
-            );
+            let route = Route((kind / OPERATIONS.len()) as u8);
+            let operation = OPERATIONS[kind % OPERATIONS.len()];
+            let profile = &profiles[route.frontend() as usize][operation as usize];
+            *vector = self::vector(route, operation, profile, row as u32 * STEP);
         }
         Self { rows, profiles }
     }
@@ -157,12 +197,13 @@ impl CostTable {
     /// The cost of an I/O.
     #[inline]
     #[must_use]
-    pub fn of(&self, frontend: Transport, operation: Operation, len: u32) -> ResourceVector {
-        match self.row(frontend, operation, len) {
+    pub fn of(&self, route: impl Into<Route>, operation: Operation, len: u32) -> ResourceVector {
+        let route = route.into();
+        match self.row(route, operation, len) {
             Some(cost) => *cost,
             None => {
                 // Copied, so that the usual cost stays in registers.
-                let odd = self.of_odd(frontend, operation, len);
+                let odd = self.of_odd(route, operation, len);
                 let [a, b, c, d, e, f, g, h] = odd.0;
                 ResourceVector([a, b, c, d, e, f, g, h])
             }
@@ -174,39 +215,40 @@ impl CostTable {
     #[must_use]
     pub fn row(
         &self,
-        frontend: Transport,
+        route: impl Into<Route>,
         operation: Operation,
         len: u32,
     ) -> Option<&ResourceVector> {
         // The rotation puts partial blocks beyond all rows.
         let row = len.rotate_right(STEP.trailing_zeros()) as usize;
-        let kind = frontend as usize * OPERATIONS.len() + operation as usize;
+        let kind = usize::from(route.into().0) * OPERATIONS.len() + operation as usize;
         (self.rows).get(row * KINDS + kind)
     }
 
     #[cold]
     #[inline(never)]
-    fn of_odd(&self, frontend: Transport, operation: Operation, len: u32) -> ResourceVector {
-        let profile = &self.profiles[frontend as usize][operation as usize];
-        vector(frontend, operation, profile, len)
+    fn of_odd(&self, route: Route, operation: Operation, len: u32) -> ResourceVector {
+        let profile = &self.profiles[route.frontend() as usize][operation as usize];
+        vector(route, operation, profile, len)
     }
 
     fn kinds(&self, size: u32) -> &[ResourceVector] {
         &self.rows[(size / STEP) as usize * KINDS..][..KINDS]
     }
 
-    /// The most of each shared resource, per second, that any mix of I/Os within `rate` can use.
+    /// The most of each shared resource, per second, that any mix of local I/Os within `rate` can
+    /// use.
     #[must_use]
     pub fn most_of(&self, rate: Rate) -> [f64; SHARED] {
-        self.most_by(rate, Frontends::ALL)
+        self.most_by(rate, Routes::LOCAL)
     }
 
-    /// The same through these frontends only.
+    /// The same by these routes only.
     #[must_use]
-    pub fn most_by(&self, rate: Rate, frontends: Frontends) -> [f64; SHARED] {
+    pub fn most_by(&self, rate: Rate, routes: Routes) -> [f64; SHARED] {
         let kinds = |size| {
             let kinds = self.kinds(size).iter().enumerate();
-            kinds.filter(move |(kind, _)| frontends.have(FRONTENDS[kind / OPERATIONS.len()]))
+            kinds.filter(move |(kind, _)| routes.have(Route((kind / OPERATIONS.len()) as u8)))
         };
         let mut most = [0f64; SHARED];
         let mean = rate.bytes as f64 / (rate.iops as f64).max(1.0);
@@ -238,27 +280,35 @@ impl CostTable {
     }
 }
 
-fn vector(
-    frontend: Transport,
-    operation: Operation,
-    profile: &Profile,
-    len: u32,
-) -> ResourceVector {
+fn vector(route: Route, operation: Operation, profile: &Profile, len: u32) -> ResourceVector {
     let amount = |value: f64| value.round().clamp(0.0, f64::from(PLENTY)) as i32;
     let mut cost = ResourceVector::ZERO;
     let (device, link) = match operation {
         Operation::Read => (Resource::DeviceRead, Resource::LinkOut),
         Operation::Write | Operation::Other => (Resource::DeviceWrite, Resource::LinkIn),
     };
-    cost[Resource::Cpu] = amount(at(&profile.cpu_ns, len));
-    cost[device] = amount(at(&profile.device_ns, len));
-    // A VM uses no link.
-    if frontend == Transport::Tcp {
-        cost[link] = amount(f64::from(len) + f64::from(profile.header_bytes));
+    let mut cpu_ns = at(&profile.cpu_ns, len);
+    let bytes = f64::from(len);
+    // A VM uses no link to this node.
+    if route.frontend() == Transport::Tcp {
+        cost[link] = amount(bytes + f64::from(profile.header_bytes));
     }
+    if route.is_remote() {
+        cpu_ns += CLUSTER_CPU_NS.0 + CLUSTER_CPU_NS.1 * bytes;
+        // Read data comes in from the cluster, and written data goes out to it.
+        let (with_data, without) = match operation {
+            Operation::Read => (Resource::LinkIn, Resource::LinkOut),
+            Operation::Write | Operation::Other => (Resource::LinkOut, Resource::LinkIn),
+        };
+        cost[with_data] = amount(f64::from(cost[with_data]) + bytes + CLUSTER_HEADER_BYTES);
+        cost[without] = amount(f64::from(cost[without]) + CLUSTER_HEADER_BYTES);
+    } else {
+        cost[device] = amount(at(&profile.device_ns, len));
+    }
+    cost[Resource::Cpu] = amount(cpu_ns);
     cost[Resource::Software] = PARTS;
     cost[Resource::Ops] = PARTS;
-    cost[Resource::Bytes] = amount(f64::from(len));
+    cost[Resource::Bytes] = amount(bytes);
     cost
 }
 
@@ -294,6 +344,33 @@ pub(crate) mod tests {
         assert_eq!(cost[Resource::LinkIn], 0);
         let cost = table.of(Transport::Tcp, Operation::Write, u32::MAX);
         assert_eq!(cost[Resource::LinkIn], PLENTY);
+    }
+
+    #[test]
+    fn a_cluster_is_charged_to_links_and_processor() {
+        let table = table();
+        let (len, header) = (16 << 10, CLUSTER_HEADER_BYTES as i32);
+        for frontend in FRONTENDS {
+            let tcp = i32::from(frontend == Transport::Tcp);
+            let local = table.of(frontend, Operation::Read, len);
+            let cost = table.of(Route::remote(frontend), Operation::Read, len);
+            assert_eq!(cost[Resource::LinkIn], 16384 + header);
+            assert_eq!(cost[Resource::LinkOut], tcp * (16384 + 64) + header);
+            assert_eq!(cost[Resource::DeviceRead], 0);
+            assert!(cost[Resource::Cpu] > local[Resource::Cpu] + 60_000);
+            assert_eq!(cost[Resource::Bytes], 16384);
+            let cost = table.of(Route::remote(frontend), Operation::Write, len);
+            assert_eq!(cost[Resource::LinkOut], 16384 + header);
+            assert_eq!(cost[Resource::LinkIn], tcp * (16384 + 96) + header);
+        }
+        let rate = Rate {
+            iops: 1000,
+            bytes: 4096 * 1000,
+        };
+        let vms = |route: fn(Transport) -> Route| Routes::of([route(Transport::Pcie)].into_iter());
+        let most = |routes| table.most_by(rate, routes)[Resource::LinkIn as usize];
+        assert_eq!(most(vms(Route::local)), 0.0);
+        assert!(most(vms(Route::remote)) >= 4096.0 * 1000.0);
     }
 
     proptest! {

@@ -5,6 +5,7 @@ use super::simulation::{SimSpread, Simulation};
 use crate::policy::{Params, Policy};
 use forebay_qos::admission::{Node, usable};
 use forebay_qos::budget::{Budget, Burst, Rate};
+use forebay_qos::cost::Routes;
 use forebay_qos::params::{IDLE_NS, Params as SchedulerParams};
 use forebay_qos::placement::PlacementPlan;
 use forebay_qos::resources::Resource;
@@ -210,7 +211,7 @@ fn taken(all: Vec<Someone>, model: &Model, params: &Params) -> Vec<(Someone, Vec
             homes.push(then.best(tenant));
             then.export(tenant, homes[homes.len() - 1]);
         }
-        if then.fit() && node.promise(&budget, &costs).is_ok() {
+        if then.fit() && node.promise(&budget, &costs, Routes::LOCAL).is_ok() {
             placement = then;
             taken.push((someone, homes));
         }

@@ -18,8 +18,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_device::fence::Holder;
-use forebay_pool::{BatchId, Catalog, DeviceHealth, DeviceRecord, Pool, VolumeRecord};
-use forebay_xlate::boundary::message::{DeviceConfig, VolumeConfig};
+use forebay_pool::{
+    BatchId, Catalog, ClientRecord, DeviceHealth, DeviceRecord, IMAGE_EXTENT_BYTES, ImageRecord,
+    Pool, VolumeRecord,
+};
+use forebay_xlate::boundary::message::{DeviceConfig, DeviceFence, ImageConfig, VolumeConfig};
 use forebay_xlate::grants::GrantTable;
 use forebay_xlate::{DeviceIndex, VolumeId};
 use tokio::time::timeout;
@@ -29,10 +32,37 @@ use crate::base::volume_locks::Turns;
 use crate::base::waits::Waits;
 use crate::changed::Signal;
 use crate::clusters::Clusters;
+use crate::config::ClusterConfig;
 use crate::devices::{MissingDevice, PoolDevice, api_error};
 use crate::events::{EventFields, Events};
 use crate::model::error::ApiError;
 use crate::model::events::EventKind;
+
+/// The addresses of a Ceph client, in extents.
+const CLIENT_EXTENTS: u64 = 1 << 36;
+
+/// The engine's specification of a Ceph client.
+fn client_spec(cluster: &ClusterConfig, id: u128) -> String {
+    let keyring = cluster.keyring.as_ref();
+    let keyring = keyring.map_or(String::new(), |path| format!("&keyring={}", path.display()));
+    format!(
+        "rbd:{}?cluster={}&user={}{keyring}&client={id:032x}",
+        cluster.config.display(),
+        cluster.cluster,
+        cluster.user
+    )
+}
+
+fn image_config(image: &ImageRecord) -> ImageConfig {
+    ImageConfig {
+        device: image.client,
+        span: image.span,
+        pool: image.pool.clone(),
+        namespace: image.namespace.clone(),
+        image: image.image.clone(),
+        snapshot: image.snapshot.clone(),
+    }
+}
 
 /// The owner's time limits.
 #[derive(Debug, Clone)]
@@ -267,6 +297,9 @@ impl Base {
 
     pub(crate) fn spec_of(&self, device: DeviceIndex) -> String {
         let core = self.core.borrow();
+        if let Some(client) = core.pool.images().client(device) {
+            return format!("the client of Ceph cluster {}", client.cluster);
+        }
         let record = core.pool.devices().iter().find(|r| r.index == device);
         record.map_or_else(|| device.to_string(), |record| self.device_spec(record))
     }
@@ -370,6 +403,24 @@ impl Base {
             })
     }
 
+    /// A Ceph client's configuration for the engine; `None` if its cluster is not configured.
+    pub(crate) fn client_config(
+        &self,
+        client: &ClientRecord,
+        fence: DeviceFence,
+    ) -> Option<DeviceConfig> {
+        let cluster = self.clusters.config(&client.cluster).ok()?;
+        Some(DeviceConfig {
+            device: client.index,
+            uuid: client.uuid.into_bytes(),
+            spec: client_spec(&cluster, client.uuid.as_u128()),
+            data_offset_bytes: 0,
+            extent_bytes: IMAGE_EXTENT_BYTES as u32,
+            extents: CLIENT_EXTENTS,
+            fence,
+        })
+    }
+
     pub(crate) fn device_config(&self, record: &DeviceRecord, extent_bytes: u64) -> DeviceConfig {
         DeviceConfig {
             device: record.index,
@@ -379,11 +430,14 @@ impl Base {
             // The pool allows at most 4 MiB.
             extent_bytes: extent_bytes as u32,
             extents: record.extents,
+            fence: DeviceFence::Locks,
         }
     }
 
     /// The volume's configuration for the engine, with its durable size.
     pub(crate) fn volume_config(&self, pool: &Pool, record: &VolumeRecord) -> VolumeConfig {
+        let extent_bytes = pool.volumes().extent_bytes_of(record.id);
+        let extent_bytes = extent_bytes.unwrap_or(pool.info().extent_bytes);
         VolumeConfig {
             volume: record.id,
             uuid: record.uuid.into_bytes(),
@@ -391,8 +445,9 @@ impl Base {
             size_bytes: self.durable_size(pool, record),
             block_bytes: record.block_bytes,
             // The pool allows at most 4 MiB.
-            extent_bytes: pool.info().extent_bytes as u32,
+            extent_bytes: extent_bytes as u32,
             epoch: self.epoch_of(record),
+            image: pool.images().of(record.id).map(image_config),
         }
     }
 
@@ -405,6 +460,9 @@ impl Base {
     /// The device's configuration for the engine, if the daemon has it open.
     pub(crate) fn config_of(&self, device: DeviceIndex) -> Option<DeviceConfig> {
         let core = self.core.borrow();
+        if let Some(client) = core.pool.images().client(device) {
+            return self.client_config(client, DeviceFence::Unnoted);
+        }
         let devices = core.pool.devices();
         let record = devices.iter().find(|record| record.index == device)?;
         self.is_open_here(device)

@@ -159,6 +159,11 @@ fn inspect(pool: &Arc<Pool>, name: &str) -> Result<ImageState, RbdError> {
         0 => Vec::new(),
         _ => image.lock_owners()?,
     };
+    // A dead client watches nothing, and its lock is broken by the next one.
+    let watchers = match lock_owners.is_empty() {
+        true => Vec::new(),
+        false => image.watchers()?,
+    };
     let features = FEATURES.iter().filter(|(bit, _)| info.features & bit != 0);
     Ok(ImageState {
         size_bytes: info.size_bytes,
@@ -170,7 +175,9 @@ fn inspect(pool: &Arc<Pool>, name: &str) -> Result<ImageState, RbdError> {
             .into_iter()
             .map(|taken| taken.name)
             .collect(),
-        lock_owners,
+        lock_owners: (lock_owners.into_iter())
+            .filter(|owner| watchers.contains(owner))
+            .collect(),
     })
 }
 

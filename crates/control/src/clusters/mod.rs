@@ -155,6 +155,7 @@ mod tests {
             keyring: None,
             cluster: "ceph".to_owned(),
             client: ClientFor::Tenant,
+            capacity: None,
         }
     }
 

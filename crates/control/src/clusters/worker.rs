@@ -132,6 +132,7 @@ mod tests {
             keyring: None,
             cluster: "ceph".to_owned(),
             client: ClientFor::Tenant,
+            capacity: None,
         };
         let session = Session::new("east", config, None);
         for (errno, kind, part) in [

@@ -154,7 +154,14 @@ impl Volumes {
         refuse_taken(&self.base.core.borrow().pool, &tenant, &body.name, &image)?;
         let clusters = &self.base.clusters;
         let own_client = clusters.config(&image.cluster)?.client == ClientFor::Volume;
-        let (found, is_new) = clusters.inspect_or_create(&image, body.size_bytes).await?;
+        let found = clusters.inspect_or_create(&image, body.size_bytes).await;
+        let (found, is_new) = found.map_err(|error| match (error.kind, body.size_bytes) {
+            (ErrorKind::NotFound, None) => {
+                error.hint("with a size, as in `--size 10G`, a missing image is created")
+            }
+            _ => error,
+        })?;
+        self.refuse_locked(&image, &found)?;
         check_blocks(&image, found.size_bytes, block_bytes)?;
         if body
             .size_bytes
@@ -183,6 +190,21 @@ impl Volumes {
         };
         self.commit_and_push(id, vec![turn]).await?;
         self.base.volume_show(&tenant, &body.name)
+    }
+
+    fn refuse_locked(&self, image: &ImagePath, found: &ImageState) -> Result<(), ApiError> {
+        let core = self.base.core.borrow();
+        let is_ours = |owner: &String| {
+            let mut clients = core.pool.images().clients();
+            clients.any(|client| client.addresses.contains(owner))
+        };
+        match found.lock_owners.iter().find(|owner| !is_ours(owner)) {
+            None => Ok(()),
+            Some(owner) => Err(ApiError::in_use(format!(
+                "image {image} is locked by the client at {owner}"
+            ))
+            .hint("stop that client, or have it unlock the image")),
+        }
     }
 
     fn add_image_volume(&self, new: &NewImageVolume) -> Result<VolumeId, ApiError> {

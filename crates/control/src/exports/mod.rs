@@ -3,6 +3,7 @@
 
 pub(crate) mod export;
 pub(crate) mod hosts;
+pub(crate) mod image_reports;
 mod images;
 pub(crate) mod in_use;
 mod names;

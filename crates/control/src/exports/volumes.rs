@@ -22,6 +22,7 @@ use crate::model::error::ApiError;
 use crate::model::rbd::VolumeDelete;
 use crate::model::{Tenant, Volume, VolumeCreate, VolumeUpdate};
 use crate::qos::budgets::Budgets;
+use crate::states::clients::CephClients;
 use crate::statistics::Statistics;
 
 /// How often a new namespace tries to get its id.
@@ -56,6 +57,7 @@ pub(super) fn reservation_error(
 pub(crate) struct Volumes {
     pub(super) base: Rc<Base>,
     pub(super) link: Rc<Link>,
+    pub(super) clients: Rc<CephClients>,
     pub(super) mapping: Rc<dyn MapOwner>,
     pub(super) budgets: Rc<Budgets>,
     pub(super) statistics: Rc<Statistics>,
@@ -66,6 +68,7 @@ impl Volumes {
     pub(crate) fn new(
         base: &Rc<Base>,
         link: &Rc<Link>,
+        clients: &Rc<CephClients>,
         mapping: &Rc<dyn MapOwner>,
         budgets: &Rc<Budgets>,
         transfers: &Rc<Transfers>,
@@ -73,6 +76,7 @@ impl Volumes {
         Rc::new(Self {
             base: base.clone(),
             link: link.clone(),
+            clients: clients.clone(),
             mapping: mapping.clone(),
             budgets: budgets.clone(),
             statistics: budgets.statistics.clone(),
@@ -203,12 +207,15 @@ impl Volumes {
         }
     }
 
-    async fn push_volume(&self, id: VolumeId) -> Result<(), ApiError> {
+    pub(super) async fn push_volume(&self, id: VolumeId) -> Result<(), ApiError> {
         let volume = {
             let core = self.base.core.borrow();
             let record = core.pool.volume(id).map_err(api_error)?;
             self.base.volume_config(&core.pool, record)
         };
+        if let (Some(image), Some(session)) = (&volume.image, self.link.session()) {
+            self.clients.begin(&session, image.device);
+        }
         self.link
             .push("a volume", |request| ToEngine::SetVolume {
                 request,

@@ -306,8 +306,47 @@ pub struct TenantBudget {
     pub budget: Option<Budget>,
     /// Whether this tenant's base is available at any time; absent without a base.
     pub guaranteed: Option<bool>,
+    /// The Ceph clusters of the tenant's volumes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub clusters: Vec<ClusterPromise>,
     /// Whether all bases are guaranteed.
     pub admission: Admission,
+}
+
+/// What a Ceph cluster must give to this node's tenants.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ClusterPromise {
+    /// The cluster.
+    pub cluster: String,
+    /// The capacity that the daemon's configuration states; absent if it states none.
+    pub stated: Option<Rate>,
+    /// The bases of all tenants with volumes there.
+    pub promised: Rate,
+    /// Whether the stated capacity suffices.
+    pub guaranteed: bool,
+}
+
+impl ClusterPromise {
+    /// In a sentence.
+    pub fn text(&self) -> String {
+        let (cluster, promised) = (&self.cluster, &self.promised);
+        let promised = format!("{} IOPS and {} bytes/s", promised.iops, promised.bytes_s);
+        let Some(stated) = &self.stated else {
+            return format!(
+                "Ceph cluster {cluster} guarantees no base: state what it can give this node, as `iops` and \
+                `bandwidth` of [ceph.{cluster}]; {promised} are promised there"
+            );
+        };
+        let stated = format!("{} IOPS and {} bytes/s", stated.iops, stated.bytes_s);
+        match self.guaranteed {
+            true => {
+                format!("Ceph cluster {cluster}: {promised} of the stated {stated} are promised")
+            }
+            false => format!(
+                "Ceph cluster {cluster} can't guarantee all bases: {promised} are promised, but {stated} are stated"
+            ),
+        }
+    }
 }
 
 /// Which reactors serve a queue.

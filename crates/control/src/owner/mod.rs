@@ -30,6 +30,7 @@ use crate::devices::PoolDevice;
 use crate::events::Events;
 use crate::exports::export::Exports;
 use crate::exports::hosts::Hosts;
+use crate::exports::image_reports::ImageReports;
 use crate::exports::ports::Ports;
 use crate::exports::quarantine::Quarantine;
 use crate::exports::registrations::Registrations;
@@ -47,6 +48,7 @@ use crate::qos::budgets::Budgets;
 use crate::qos::placement::ReactorPlacement;
 use crate::qos::settings::NodeSettings;
 use crate::states::DeviceStates;
+use crate::states::clients::CephClients;
 use crate::statistics::Statistics;
 
 pub(crate) use crate::base::Limits;
@@ -63,6 +65,7 @@ pub(crate) struct Owner {
     pub(crate) labels: Rc<Labels>,
     pub(crate) copies: Rc<Copies>,
     pub(crate) states: Rc<DeviceStates>,
+    pub(crate) clients: Rc<CephClients>,
     pub(crate) mapping: Rc<dyn MapOwner>,
     #[cfg(test)]
     pub(crate) pool_owner: Rc<PoolOwner>,
@@ -78,6 +81,7 @@ pub(crate) struct Owner {
     pub(crate) exports: Rc<Exports>,
     pub(crate) transfers: Rc<Transfers>,
     pub(crate) volumes: Rc<Volumes>,
+    pub(crate) images: Rc<ImageReports>,
     pub(crate) reports: Rc<Reports>,
     /// Held from the first check of a new device until it is added.
     pub(crate) adding: tokio::sync::Mutex<()>,
@@ -101,6 +105,7 @@ impl Owner {
         let labels = Labels::new(&base);
         let copies = Copies::new(&base);
         let states = DeviceStates::new(&base, &link);
+        let clients = CephClients::new(&base, &states);
         let pool_owner = PoolOwner::new(&base, &link, &states, adoption);
         let mapping: Rc<dyn MapOwner> = pool_owner.clone();
         let statistics = Statistics::new(&base, &link);
@@ -114,7 +119,8 @@ impl Owner {
         let reservations = Registrations::new(&base, &hosts);
         let exports = Exports::new(&base, &link, &mapping, &vms, &ports, &budgets);
         let transfers = Transfers::new(&base, &hosts, &exports, &mapping);
-        let volumes = Volumes::new(&base, &link, &mapping, &budgets, &transfers);
+        let volumes = Volumes::new(&base, &link, &clients, &mapping, &budgets, &transfers);
+        let images = ImageReports::new(&base, &volumes);
         let reports = Reports::new(&base, &link, &states, &labels, &copies, &exports);
         let owner = Rc::new(Self {
             base,
@@ -122,6 +128,7 @@ impl Owner {
             labels,
             copies,
             states,
+            clients,
             mapping,
             #[cfg(test)]
             pool_owner,
@@ -137,6 +144,7 @@ impl Owner {
             exports,
             transfers,
             volumes,
+            images,
             reports,
             adding: tokio::sync::Mutex::new(()),
         });

@@ -149,9 +149,21 @@ impl Owner {
             FromEngine::Vm { .. } | FromEngine::VmDetached { .. } => {
                 self.vms.report_vm(session, &message);
             }
-            FromEngine::DeviceReady { device } => self.states.device_ready(device),
+            FromEngine::DeviceReady { device } => {
+                self.states.device_ready(device);
+                self.clients.fenced(device);
+            }
             FromEngine::DeviceFailed { device, error } => {
                 self.states.device_failed(session, device, error);
+            }
+            FromEngine::Client { device, address } => {
+                self.clients.connected(session, device, address);
+            }
+            FromEngine::ImageOpened { volume, size_bytes } => {
+                self.images.opened(volume, size_bytes);
+            }
+            FromEngine::ImageFailed { volume, error } => {
+                self.images.failed(session, volume, &error);
             }
             FromEngine::Notice { text } => {
                 let text = format!("the engine reports: {text}");

@@ -52,6 +52,7 @@ impl Owner {
             session.say(&hold);
         }
         let mut asked = self.say_devices(session);
+        asked.extend(self.clients.say_clients(session));
         asked.extend(self.say_volumes(session));
         asked.extend(without_device(self.reservations.say_reservations(session)));
         asked.extend(without_device(

@@ -295,6 +295,7 @@ impl Budgets {
             tenant: name.to_owned(),
             budget,
             guaranteed: self.placement.is_guaranteed(id, &admission),
+            clusters: self.placement.cluster_promises(id),
             admission,
         })
     }

@@ -3,6 +3,7 @@
 
 pub(crate) mod budgets;
 pub(crate) mod calibration;
+pub(crate) mod clusters;
 pub(crate) mod placement;
 pub(crate) mod promises;
 pub(crate) mod settings;

@@ -6,10 +6,10 @@
 
 use std::collections::BTreeSet;
 
-use forebay_pool::TenantId;
+use forebay_pool::{Pool, TenantId};
 use forebay_qos::admission::{Node, interference, largest};
 use forebay_qos::budget::{Budget, LEAST, Rate};
-use forebay_qos::cost::{self, CostTable};
+use forebay_qos::cost::{self, CostTable, Routes};
 use forebay_qos::placement::{Lack, PlacementPlan};
 use forebay_qos::resources::{Resource, SHARED_RESOURCES};
 
@@ -23,6 +23,15 @@ use crate::qos::placement::{ReactorPlacement, processors};
 const FRONTENDS: usize = cost::FRONTENDS.len();
 const NAMED: usize = 5;
 
+/// The ways of a tenant's I/O: only data in a Ceph cluster also uses the links.
+fn routes_of(pool: &Pool, tenant: TenantId) -> Routes {
+    let mut volumes = pool.volumes().of_tenant(tenant);
+    match volumes.any(|volume| pool.images().of(volume.id).is_some()) {
+        true => Routes::ALL,
+        false => Routes::LOCAL,
+    }
+}
+
 impl ReactorPlacement {
     /// The node with all promises except one tenant's, and its costs.
     fn promised_node(&self, but: Option<TenantId>) -> (Node, CostTable) {
@@ -35,7 +44,8 @@ impl ReactorPlacement {
         let core = self.base.core.borrow();
         for (tenant, budget) in core.pool.budgets().tenants() {
             if Some(tenant) != but {
-                node.keep(budget, &costs);
+                let routes = routes_of(&core.pool, tenant);
+                node.keep(budget, &costs, routes);
             }
         }
         (node, costs)
@@ -55,7 +65,8 @@ impl ReactorPlacement {
         if before.is_some_and(is_less) {
             return Ok(());
         }
-        node.promise(budget, &costs).map_err(|refused| {
+        let routes = routes_of(&core.pool, tenant);
+        node.promise(budget, &costs, routes).map_err(|refused| {
             let from = match self.node.measured().len() {
                 FRONTENDS => "measurements of `forebay calibrate`",
                 0 => "defaults: `forebay calibrate` measures this machine",
@@ -139,6 +150,10 @@ impl ReactorPlacement {
         let core = self.base.core.borrow();
         // A budget that is only a limit has the minimum base.
         (core.pool.budgets().of_tenant(tenant)).filter(|of| of.base != LEAST)?;
+        let in_clusters = self.cluster_promises(tenant);
+        if !in_clusters.iter().all(|cluster| cluster.guaranteed) {
+            return Some(false);
+        }
         if all.guaranteed || self.node.is_meant() {
             return Some(all.guaranteed);
         }

@@ -5,6 +5,7 @@
 //! failed. A device that the daemon has not open is missing until the pool is reopened. The engine
 //! is told of failed devices again and again.
 
+pub(crate) mod clients;
 pub(crate) mod drives;
 pub(crate) mod errors;
 pub(crate) mod hang;
@@ -23,7 +24,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::base::Base;
 use crate::devices::PoolDevice;
-use crate::link::session::{AskError, DeviceState, Session};
+use crate::link::session::{AskError, DeviceState, PendingAnswer, Session};
 use crate::link::{Link, WelcomeItem};
 use crate::model::events::EventKind;
 use crate::states::drives::AskedDrive;
@@ -36,6 +37,8 @@ pub(crate) struct DeviceStates {
     hanging: Hanging,
     /// Failed devices that the engine will be told of again.
     retrying: RefCell<BTreeSet<DeviceIndex>>,
+    /// Why Ceph clients can't be used.
+    client_troubles: RefCell<BTreeMap<DeviceIndex, String>>,
     watched: Watched,
     drives: RefCell<BTreeMap<DeviceIndex, AskedDrive>>,
 }
@@ -47,6 +50,7 @@ impl DeviceStates {
             link: link.clone(),
             hanging: Default::default(),
             retrying: Default::default(),
+            client_troubles: Default::default(),
             watched: Default::default(),
             drives: Default::default(),
         })
@@ -140,7 +144,33 @@ impl DeviceStates {
         if self.base.is_open_here(device) {
             self.set_health(device, self.health_when_ready(device));
         }
+        if self.client_troubles.borrow_mut().remove(&device).is_some() {
+            let text = format!("{} is connected again", self.base.spec_of(device));
+            (self.base).report_device(EventKind::DeviceReturned, device, text);
+        }
         self.base.devices_changed.raise();
+    }
+
+    fn client_failed(&self, device: DeviceIndex, error: &str) {
+        if self
+            .base
+            .core
+            .borrow()
+            .pool
+            .images()
+            .client(device)
+            .is_none()
+        {
+            return;
+        }
+        let mut troubles = self.client_troubles.borrow_mut();
+        if troubles.get(&device).is_some_and(|known| known == error) {
+            return;
+        }
+        troubles.insert(device, error.to_owned());
+        let client = self.base.spec_of(device);
+        let text = format!("{client} can't be used: {error}: its volumes' commands wait");
+        (self.base).report_device(EventKind::DeviceFailed, device, text);
     }
 
     pub(crate) fn device_failed(
@@ -150,6 +180,7 @@ impl DeviceStates {
         error: String,
     ) {
         tracing::error!(%device, error, "the engine can't use a device");
+        self.client_failed(device, &error);
         session.set_device(device, DeviceState::Failed(error));
         if self.base.is_open_here(device) {
             self.set_health(device, DeviceHealth::Failed);
@@ -163,7 +194,7 @@ impl DeviceStates {
         }
     }
 
-    async fn retry_device(&self, session: &Rc<Session>, device: DeviceIndex) {
+    async fn retry_device(self: &Rc<Self>, session: &Rc<Session>, device: DeviceIndex) {
         loop {
             sleep(self.base.limits.device_retry).await;
             if session.is_over() {
@@ -184,7 +215,7 @@ impl DeviceStates {
                 device: config,
             });
             // If it opens, DeviceReady or DeviceFailed follows.
-            if let Err(error) = pending.within(self.base.limits.request).await
+            if let Err(error) = pending.ended().await
                 && error != AskError::Gone
             {
                 tracing::warn!(%device, %error, "can't open a failed device again");
@@ -258,11 +289,32 @@ impl DeviceStates {
                 Err(AskError::Gone) => return,
                 Err(error) => {
                     tracing::error!(what, %error, "can't send a change to the engine");
-                    if let (Some(device), AskError::Refused(error)) = (device, error) {
-                        self.device_failed(session, device, error);
+                    match (device, error) {
+                        (Some(device), AskError::Refused(error)) => {
+                            self.device_failed(session, device, error);
+                        }
+                        (Some(device), AskError::TimedOut(..)) => {
+                            self.await_device(session, device, pending);
+                        }
+                        _ => {}
                     }
                 }
             }
         }
+    }
+
+    /// Opening a device takes long: a cluster may not answer.
+    fn await_device(
+        self: &Rc<Self>,
+        session: &Rc<Session>,
+        device: DeviceIndex,
+        mut pending: PendingAnswer,
+    ) {
+        let (owner, session) = (self.clone(), session.clone());
+        self.base.spawn(async move {
+            if let Err(AskError::Refused(error)) = pending.ended().await {
+                owner.device_failed(&session, device, error);
+            }
+        });
     }
 }

@@ -13,7 +13,7 @@ use crate::bell::ring_bell;
 use crate::core::ServedDevice;
 use crate::reactor::mailbox::Post;
 use forebay_device::{Device, DeviceSpec, Identity, OpenOptions};
-use forebay_xlate::boundary::message::{DeviceConfig, FromEngine};
+use forebay_xlate::boundary::message::{DeviceConfig, DeviceFence, FromEngine};
 use forebay_xlate::boundary::region::device_mark;
 use forebay_xlate::{DeviceIndex, kill_point};
 use std::collections::{BTreeMap, BTreeSet};
@@ -140,7 +140,9 @@ impl Devices {
         {
             Ok(device) => {
                 report(DeviceEvent::Opened(index, device.clone()));
-                wait(index, &device, generation, report);
+                if device.client_address().is_none() {
+                    wait(index, &device, generation, report);
+                }
             }
             Err(error) => report(DeviceEvent::NotOpened(index, error)),
         };
@@ -216,14 +218,35 @@ impl Control {
             return;
         }
         let fenced = known.fenced;
-        let wait_again = !fenced && !std::mem::replace(&mut known.waiting, true);
         let device = known.served.device.clone();
+        let is_noted = match config.fence {
+            DeviceFence::Locks => true,
+            DeviceFence::Unnoted => false,
+            DeviceFence::Blocklist(predecessors) => {
+                device.set_predecessors(predecessors);
+                true
+            }
+        };
+        let wait_again = is_noted && !fenced && !std::mem::replace(&mut known.waiting, true);
         self.done(request, Ok(()));
+        if !is_noted {
+            self.say_client(index);
+        }
         if fenced {
             self.say(&FromEngine::DeviceReady { device: index });
         }
         if wait_again {
             self.devices.wait_for(index, device);
+        }
+    }
+
+    fn say_client(&mut self, index: DeviceIndex) {
+        let known = self.devices.known.get(&index);
+        if let Some(address) = known.and_then(|known| known.served.device.client_address()) {
+            self.say(&FromEngine::Client {
+                device: index,
+                address: address.to_owned(),
+            });
         }
     }
 
@@ -267,6 +290,8 @@ impl Control {
         let Some(opening) = self.devices.opening.remove(&index) else {
             return;
         };
+        // A Ceph client's fence needs the daemon first.
+        let waiting = device.client_address().is_none();
         let served = ServedDevice {
             config: Arc::new(opening.config),
             device,
@@ -274,7 +299,7 @@ impl Control {
         let known = KnownDevice {
             served,
             posted: false,
-            waiting: true,
+            waiting,
             fenced: false,
         };
         if let Some(heart) = &self.heart {
@@ -287,6 +312,8 @@ impl Control {
         for request in opening.requests {
             self.done(request, Ok(()));
         }
+        self.say_client(index);
+        self.advance_images(index);
     }
 
     fn not_opened(&mut self, index: DeviceIndex, error: &str) {
@@ -298,6 +325,30 @@ impl Control {
         let opening = self.devices.opening.remove(&index);
         for request in opening.map_or_else(Vec::new, |opening| opening.requests) {
             self.done(request, Err(error.to_owned()));
+        }
+    }
+
+    fn forget_device(&mut self, index: DeviceIndex) {
+        self.devices.known.remove(&index);
+        self.lose_images(index);
+        if let Some(heart) = &self.heart {
+            heart.forget(index);
+        }
+        lock(&self.devices.identities).remove(&index);
+    }
+
+    /// Gives up clients that their cluster has blocklisted. The daemon decides whether they
+    /// reconnect.
+    pub(super) fn check_clients(&mut self) {
+        let known = self.devices.known.iter();
+        let blocklisted = known.filter(|(_, known)| known.served.device.is_blocklisted());
+        let blocklisted: Vec<DeviceIndex> = blocklisted.map(|(index, _)| *index).collect();
+        for device in blocklisted {
+            let known = &self.devices.known[&device];
+            let address = known.served.device.client_address().unwrap_or_default();
+            let error = format!("the cluster has blocklisted this client, {address}");
+            self.forget_device(device);
+            self.say(&FromEngine::DeviceFailed { device, error });
         }
     }
 
@@ -315,18 +366,16 @@ impl Control {
                     self.post_all(|| Post::Fenced(index));
                     kill_point!("over.fenced");
                     self.say(&FromEngine::DeviceReady { device: index });
+                    self.advance_images(index);
                 }
                 DeviceEvent::Failed(index, error) => {
                     // The daemon may ask again.
-                    if let Some(known) = self.devices.known.get_mut(&index) {
+                    let known = self.devices.known.get_mut(&index);
+                    if known.is_some_and(|known| {
                         known.waiting = false;
-                        if !known.posted {
-                            self.devices.known.remove(&index);
-                            if let Some(heart) = &self.heart {
-                                heart.forget(index);
-                            }
-                            lock(&self.devices.identities).remove(&index);
-                        }
+                        !known.posted
+                    }) {
+                        self.forget_device(index);
                     }
                     self.say(&FromEngine::DeviceFailed {
                         device: index,

@@ -199,6 +199,7 @@ impl Control {
             return Err(format!("{volume} is still exported"));
         }
         self.volumes.0.remove(&volume);
+        self.forget_image(volume);
         self.reserves.forget(volume);
         self.statistics.remove(&volume);
         self.budgets.forget(volume);
@@ -251,17 +252,24 @@ impl Control {
                 ..config.clone()
             };
             if known.config == same {
+                if let Some(image) = config.image {
+                    self.want_image(id, image);
+                }
                 return Ok(());
             }
         }
         let impossible = format!("{id}: invalid geometry: {config:?}");
+        let image = config.image.clone();
         let volume = match known {
-            Some(known) => known.grown(config),
+            Some(known) => known.resized(config),
             None => Volume::new(config),
         };
         let volume = Arc::new(volume.ok_or(impossible)?);
         self.volumes.0.insert(id, volume.clone());
         self.post_all(|| Post::Volume(volume.clone()));
+        if let Some(image) = image {
+            self.want_image(id, image);
+        }
         Ok(())
     }
 

@@ -9,6 +9,7 @@
 mod budgets;
 mod devices;
 mod handover;
+mod images;
 mod lanes;
 mod link;
 mod messages;
@@ -36,6 +37,7 @@ use forebay_xlate::drain::MAX_DRAINS;
 use forebay_xlate::engine_side::{Effect, EngineSide};
 use forebay_xlate::{VolumeId, kill_point};
 use handover::Handover;
+use images::Images;
 use lanes::Lanes;
 use link::Link;
 use rustix::buffer::spare_capacity;
@@ -68,6 +70,7 @@ pub(crate) struct Control {
     vms: vms::VmListeners,
     exports: ExportTable,
     devices: Devices,
+    images: Images,
     volumes: ServedVolumes,
     lanes: Lanes,
     statistics: BTreeMap<VolumeId, VolumeStatistics>,
@@ -126,6 +129,7 @@ impl Control {
         watch(daemons.as_fd(), KEY_LISTENER)?;
         watch(bell.wake.as_fd(), KEY_BELL)?;
         let devices = Devices::new(config.generation, bell.wake.clone());
+        let images = Images::new(bell.wake.clone());
         Ok(Self {
             generation: config.generation,
             region: region.clone(),
@@ -150,6 +154,7 @@ impl Control {
             epoll: set,
             exports,
             devices,
+            images,
             volumes: ServedVolumes::default(),
             lanes: Lanes::default(),
             statistics: BTreeMap::new(),
@@ -202,6 +207,7 @@ impl Control {
                 }
             }
             self.handle_device_events();
+            self.handle_image_events();
             self.take_upcalls();
             let saw_all = events.len() < events.capacity();
             for mailbox in &mut self.mailboxes {
@@ -214,6 +220,7 @@ impl Control {
             if now >= self.next_tick_ns {
                 self.next_tick_ns = now + TICK_MS as u64 * 1_000_000;
                 self.tick_vms();
+                self.check_clients();
                 self.protocol.rotate_revokes(&mut self.effects);
                 self.carry_out();
             }
@@ -365,6 +372,7 @@ impl Control {
             self.say_with(&FromEngine::Held(Held::Listener(address)), vec![fd]);
         }
         self.say(&FromEngine::HeldEnd);
+        self.say_images();
         kill_point!("over.greeted");
         self.ask_reserves_again();
         self.protocol.ask_again(&mut self.effects);

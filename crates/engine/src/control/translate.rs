@@ -133,6 +133,7 @@ mod tests {
             block_bytes: 4096,
             extent_bytes: 65536,
             epoch: 0,
+            image: None,
         };
         let volume = Arc::new(Volume::new(config).unwrap());
         let mut volumes = ServedVolumes::default();

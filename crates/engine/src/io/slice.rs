@@ -32,7 +32,7 @@ pub(crate) struct Slices {
     pub(crate) free: Vec<u32>,
     /// Slices whose rest found no room in the ring.
     pub(crate) again: Vec<u32>,
-    /// Slices whose image is not ready any more. Others begin once it is.
+    /// Slices whose image was closed after their begin.
     pub(crate) not_ready: Vec<u32>,
     drains: Drains,
 }

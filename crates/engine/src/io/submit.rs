@@ -111,6 +111,10 @@ fn status_of(errno: Errno, write: bool) -> Status {
         Errno::NOSPC | Errno::DQUOT => Status::CAPACITY_EXCEEDED,
         // A VM's memory is gone.
         Errno::FAULT => Status::DATA_TRANSFER_ERROR,
+        // A Ceph client was blocklisted: the next one may do it.
+        Errno::SHUTDOWN => Status::COMMAND_INTERRUPTED,
+        // An image became smaller.
+        Errno::NXIO => Status::LBA_OUT_OF_RANGE,
         _ if write => Status::WRITE_FAULT,
         _ => Status::UNRECOVERED_READ_ERROR,
     }

@@ -4,7 +4,8 @@
 //! read as zeros. Within an extent the device punches (Deallocate) or zeroes (Write Zeroes), which
 //! also frees space in a sparse file. A volume's last, partial extent is never released: the volume
 //! may grow and be written there before the owner unmaps it. If the owner cannot release, Write
-//! Zeroes zeroes in place. **Not here:** zero-fill of released extents (the owner's, through
+//! Zeroes zeroes in place. A Ceph image's extents are never released: its cluster frees what the
+//! device punches. **Not here:** zero-fill of released extents (the owner's, through
 //! [`crate::io::jobs`]).
 
 use crate::io::command::{Io, IoOp, Stage};
@@ -123,7 +124,8 @@ impl Submission<'_> {
             0 => left >> volume.extent_shift,
             _ => 0,
         };
-        if release && whole > 0 {
+        let has_image = volume.config.image.is_some();
+        if release && whole > 0 && !has_image {
             let count = volume.table.no_holes(extent, whole, MAX_RELEASE_EXTENTS);
             self.io.releasing = left.min(count << volume.extent_shift);
             return Some(NextStep::Release(ExtentRange::new(extent, count)));
@@ -141,7 +143,7 @@ impl Submission<'_> {
         }
         let mut n = left.min(extent_bytes - within);
         let mut run = 1;
-        while !release
+        while (!release || has_image)
             && n < left.min(MAX_ZERO_BYTES)
             && volume.table.lookup(extent + run) == word.advance(run)
         {

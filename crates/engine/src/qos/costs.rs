@@ -5,7 +5,7 @@
 //! tenant's bytes.
 
 use crate::io::command::IoOp;
-use forebay_qos::cost::{CostTable, Operation, Transport};
+use forebay_qos::cost::{CostTable, Operation, Route};
 use forebay_qos::resources::{Resource, ResourceVector};
 
 /// Most of a tenant's bytes charged for zeroing, which uses no link; also the size of a piece.
@@ -13,8 +13,8 @@ const MAX_ZEROED_BYTES: u64 = 1 << 20;
 /// Most operations per command, so that a small budget can save for it.
 const MAX_PIECES: u64 = 32;
 
-pub(super) fn cost_of(costs: &CostTable, frontend: Transport, op: &IoOp) -> ResourceVector {
-    let of = |operation, len_bytes| costs.of(frontend, operation, len_bytes);
+pub(super) fn cost_of(costs: &CostTable, route: Route, op: &IoOp) -> ResourceVector {
+    let of = |operation, len_bytes| costs.of(route, operation, len_bytes);
     let (first, pieces) = match *op {
         IoOp::Read { len_bytes, .. } | IoOp::Compare { len_bytes, .. } => {
             return of(Operation::Read, len_bytes);
@@ -52,7 +52,7 @@ pub(super) fn cost_of(costs: &CostTable, frontend: Transport, op: &IoOp) -> Reso
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_qos::cost::default_profiles;
+    use forebay_qos::cost::{Transport, default_profiles};
 
     #[test]
     fn zeroes_take_a_devices_time_by_the_mib() {
@@ -64,7 +64,7 @@ mod tests {
                 deallocate,
                 fua: false,
             };
-            cost_of(&costs, Transport::Pcie, &op)
+            cost_of(&costs, Transport::Pcie.into(), &op)
         };
         let write = costs.of(Transport::Pcie, Operation::Write, 1 << 20);
         let at_device = |mib: u64, deallocate| zeroes(mib << 20, deallocate)[Resource::DeviceWrite];

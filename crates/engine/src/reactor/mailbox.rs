@@ -35,6 +35,8 @@ pub(crate) enum Post {
     Share(VolumeId, Option<Share>),
     /// The fence of a served device has passed.
     Fenced(DeviceIndex),
+    /// An image was opened or locked, or has failed.
+    ImageChanged,
     /// Whether it will be served before its fence, once open.
     Expect(DeviceIndex, bool),
     /// Answered by [`Upcall::ExportSettled`] with this request.

@@ -36,6 +36,7 @@ impl Reactor {
                 self.shares_changed();
             }
             Post::Fenced(device) => core.fenced(device),
+            Post::ImageChanged => core.retry_not_ready(),
             Post::Expect(device, expected) => core.recovered.expect(device, expected),
             Post::Lane(lane, request) => self.set_lane(*lane, request),
             Post::RemoveLane(lane, export, request) => self.remove_lane(lane, export, request),

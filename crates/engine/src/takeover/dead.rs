@@ -212,6 +212,7 @@ pub(super) fn lane() -> ServedLane {
         block_bytes: 4096,
         extent_bytes: 64 << 10,
         epoch: 0,
+        image: None,
     });
     let config = ExportConfig {
         export: ExportId(1),

@@ -6,8 +6,8 @@ pub mod host;
 
 use forebay_engine::{Engine, EngineConfig};
 use forebay_xlate::boundary::message::{
-    BOUNDARY_VERSION, DeviceConfig, ExportConfig, ExportId, FaultAsk, FromEngine, GrantOf, Spread,
-    ToEngine, VolumeConfig,
+    BOUNDARY_VERSION, DeviceConfig, DeviceFence, ExportConfig, ExportId, FaultAsk, FromEngine,
+    GrantOf, Spread, ToEngine, VolumeConfig,
 };
 use forebay_xlate::boundary::region::{Region, TenantRecord};
 use forebay_xlate::boundary::socket::{self, Channel};
@@ -260,6 +260,7 @@ impl TestEngine {
             data_offset_bytes: 1 << 20,
             extent_bytes: EXTENT_BYTES as u32,
             extents: (device_bytes - (1 << 20)) / EXTENT_BYTES,
+            fence: DeviceFence::Locks,
         };
         this.order(|request| ToEngine::SetDevice { request, device });
         listener.set_nonblocking(true).unwrap();
@@ -320,6 +321,7 @@ impl TestEngine {
             data_offset_bytes: 1 << 20,
             extent_bytes: EXTENT_BYTES as u32,
             extents: 4,
+            fence: DeviceFence::Locks,
         };
         self.say(ToEngine::SetDevice { request, device });
         self.answer(request)
@@ -375,6 +377,7 @@ impl TestEngine {
             block_bytes,
             extent_bytes: EXTENT_BYTES as u32,
             epoch: 0,
+            image: None,
         };
         self.order(|request| ToEngine::SetVolume {
             request,

@@ -67,9 +67,13 @@ fn budget_text(set: &TenantBudget) -> String {
         None => format!("tenant {name} has no budget: it gets what other tenants leave\n"),
     };
     // If not all bases are guaranteed: whether this one is.
-    if let (Some(guaranteed), false) = (set.guaranteed, set.admission.guaranteed) {
+    let all = set.admission.guaranteed && set.clusters.is_empty();
+    if let (Some(guaranteed), false) = (set.guaranteed, all) {
         let is = if guaranteed { "is" } else { "is not" };
         text.push_str(&format!("its base {is} guaranteed\n"));
+    }
+    for cluster in &set.clusters {
+        text.push_str(&format!("{}\n", cluster.text()));
     }
     text.push_str(&admission_text(&set.admission));
     text

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 use forebay_control::config::{ClientFor, ClusterConfig};
 use forebay_control::model::validate;
+use forebay_device::size::parse_bytes;
+use forebay_qos::budget::Rate;
 use serde::Deserialize;
 
 const DEFAULT_CONFIG: &str = "/etc/ceph/ceph.conf";
@@ -22,6 +24,8 @@ pub(super) struct ClusterTable {
     cluster: Option<String>,
     #[serde(default)]
     client: ClientWord,
+    iops: Option<u64>,
+    bandwidth: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
@@ -58,10 +62,25 @@ pub(super) fn parse(
                 ClientWord::Tenant => ClientFor::Tenant,
                 ClientWord::Volume => ClientFor::Volume,
             },
+            capacity: capacity(&at, table.iops, table.bandwidth.as_deref())?,
         };
         Ok((name, config))
     };
     tables.into_iter().map(one).collect()
+}
+
+fn capacity(at: &str, iops: Option<u64>, bandwidth: Option<&str>) -> Result<Option<Rate>, String> {
+    match (iops, bandwidth) {
+        (None, None) => Ok(None),
+        (Some(iops), Some(bandwidth)) => match parse_bytes(bandwidth) {
+            Ok(bytes) if iops > 0 && bytes > 0 => Ok(Some(Rate { iops, bytes })),
+            Ok(_) => Err(format!("{at} iops and bandwidth: not 0")),
+            Err(error) => Err(format!("{at} bandwidth {bandwidth:?}: {error}")),
+        },
+        _ => Err(format!(
+            "{at} states a capacity by both `iops` and `bandwidth`"
+        )),
+    }
 }
 
 /// The names become part of paths and of a device's specification.
@@ -93,6 +112,7 @@ mod tests {
             keyring: None,
             cluster: "ceph".to_owned(),
             client: ClientFor::Tenant,
+            capacity: None,
         };
         assert_eq!(clusters, BTreeMap::from([("east".to_owned(), expected)]));
     }
@@ -107,6 +127,8 @@ mod tests {
             keyring = "/k/forebay.keyring"
             cluster = "west"
             client = "volume"
+            iops = 5000
+            bandwidth = "1G"
             "#,
         )
         .unwrap();
@@ -116,6 +138,10 @@ mod tests {
             keyring: Some("/k/forebay.keyring".into()),
             cluster: "west".to_owned(),
             client: ClientFor::Volume,
+            capacity: Some(Rate {
+                iops: 5000,
+                bytes: 1 << 30,
+            }),
         };
         assert_eq!(clusters["west"], expected);
     }
@@ -130,6 +156,8 @@ mod tests {
             ("[east]\ncluster = \"../ceph\"", "[ceph.east] cluster"),
             ("[east]\nkey = \"AQ==\"", "unknown field `key`"),
             ("[east]\nclient = \"node\"", "`tenant` or `volume`"),
+            ("[east]\niops = 5", "by both `iops` and"),
+            ("[east]\niops = 5\nbandwidth = \"x\"", "bandwidth \"x\""),
         ] {
             let message = parsed(text).unwrap_err();
             assert!(message.contains(part), "{text}: {message}");

@@ -17,7 +17,7 @@ mod state;
 mod tests;
 
 use crate::budget::{Budget, Burst, Rate};
-use crate::cost::{CostTable, Frontends};
+use crate::cost::{CostTable, Routes};
 use crate::estimator::Estimator;
 use crate::ledger::{Ledger, Newest};
 use crate::params::{BadParam, Params};
@@ -121,14 +121,14 @@ impl Scheduler {
         one.counts_from(self.window, self.ledger.entry(tenant));
     }
 
-    /// Sets a tenant's budget and frontends. A lower limit applies at once, a higher one from the
+    /// Sets a tenant's budget and routes. A lower limit applies at once, a higher one from the
     /// next window.
     pub fn set_budget(
         &mut self,
         tenant: usize,
         budget: &Budget,
         costs: &CostTable,
-        frontends: Frontends,
+        routes: Routes,
     ) {
         // Earlier windows accrue by the old budget.
         self.earn(tenant);
@@ -143,21 +143,21 @@ impl Scheduler {
         if one.above.drawn == [0; 2] {
             one.above.of_credit = !metered;
         }
-        self.set_frontends(tenant, budget, costs, frontends);
+        self.set_routes(tenant, budget, costs, routes);
     }
 
-    /// Sets the frontends alone.
-    pub fn set_frontends(
+    /// Sets the routes alone.
+    pub fn set_routes(
         &mut self,
         tenant: usize,
         budget: &Budget,
         costs: &CostTable,
-        frontends: Frontends,
+        routes: Routes,
     ) {
         let window = self.params.window_ns;
         let vector = |rate: Rate| {
             let mut vector = self.own(rate);
-            for (unit, most) in vector.0.iter_mut().zip(costs.most_by(rate, frontends)) {
+            for (unit, most) in vector.0.iter_mut().zip(costs.most_by(rate, routes)) {
                 *unit = in_window(most, window);
             }
             vector

@@ -231,7 +231,8 @@ impl Image {
         .map_err(self.failed("lock"))
     }
 
-    /// The addresses of the clients that hold the exclusive lock, as [`RadosClient::address`] has them.
+    /// The addresses of the clients that hold the exclusive lock, as [`RadosClient::address`] has
+    /// them. An image without that feature, or opened for reading only, shows none.
     ///
     /// [`RadosClient::address`]: super::RadosClient::address
     ///

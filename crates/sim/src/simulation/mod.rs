@@ -19,7 +19,7 @@ use super::stats::Had;
 use crate::policy::{Params, Policy};
 use forebay_qos::admission::Capacity;
 use forebay_qos::cost::CostTable;
-use forebay_qos::cost::Frontends;
+use forebay_qos::cost::Routes;
 use forebay_qos::ledger::Ledger;
 use forebay_qos::params::{BACKLOG_WEIGHT, BadParam};
 use forebay_qos::resources::{Resource, ResourceVector};
@@ -206,7 +206,7 @@ fn set_up(
     costs: &CostTable,
 ) {
     for (tenant, guest) in guests.iter().enumerate() {
-        scheduler.set_budget(tenant, &guest.budget, costs, Frontends::ALL);
+        scheduler.set_budget(tenant, &guest.budget, costs, Routes::LOCAL);
     }
     for (lane, (tenant, _)) in lanes.iter().enumerate() {
         if homes[lane] == number {

@@ -169,6 +169,27 @@ pub enum FromEngine {
         /// The reason.
         error: String,
     },
+    /// A Ceph client is connected. It writes nothing before the daemon has noted its address.
+    Client {
+        /// The device.
+        device: DeviceIndex,
+        /// Its address, as a blocklist names it.
+        address: String,
+    },
+    /// A volume's image is open, or its size may have changed.
+    ImageOpened {
+        /// The volume.
+        volume: VolumeId,
+        /// The image's size.
+        size_bytes: u64,
+    },
+    /// A volume's image can't be opened, or not be written. `SetVolume` tries again.
+    ImageFailed {
+        /// The volume.
+        volume: VolumeId,
+        /// The reason, for people.
+        error: String,
+    },
     /// Translations wanted. Each extent is asked once.
     Faults {
         /// At most [`MAX_BATCH`](super::message::MAX_BATCH).

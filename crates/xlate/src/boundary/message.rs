@@ -19,7 +19,7 @@ use forebay_nvme::reservation::Reservations;
 use serde::{Deserialize, Serialize};
 
 /// Sent in the first message; a side that sees another version disconnects.
-pub const BOUNDARY_VERSION: u32 = 12;
+pub const BOUNDARY_VERSION: u32 = 13;
 /// The longest message in bytes.
 pub const MAX_MESSAGE_BYTES: usize = 64 * 1024;
 /// The most faults or grants in one message.

@@ -27,6 +27,37 @@ pub struct DeviceConfig {
     pub extent_bytes: u32,
     /// Its number of extents.
     pub extents: u64,
+    /// How a new engine waits for the end of earlier engines' writes.
+    pub fence: DeviceFence,
+}
+
+/// What separates an engine's writes from those of earlier engines.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub enum DeviceFence {
+    /// Locks on the device, which the kernel releases after the last request.
+    Locks,
+    /// A Ceph client whose address the daemon has not noted yet: only reads.
+    Unnoted,
+    /// A Ceph client whose address is noted. These addresses of earlier clients must be
+    /// blocklisted.
+    Blocklist(Vec<String>),
+}
+
+/// A Ceph image behind a volume.
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+pub struct ImageConfig {
+    /// Its client.
+    pub device: DeviceIndex,
+    /// Its part of the client's addresses.
+    pub span: u32,
+    /// The pool.
+    pub pool: String,
+    /// The namespace; empty for none.
+    pub namespace: String,
+    /// The image.
+    pub image: String,
+    /// The snapshot that is read, if any.
+    pub snapshot: Option<String>,
 }
 
 /// A volume to serve.
@@ -38,7 +69,7 @@ pub struct VolumeConfig {
     pub uuid: [u8; 16],
     /// Whether every host's write fails; it never changes.
     pub read_only: bool,
-    /// Its size; it may only grow.
+    /// Its size; without an image, it may only grow.
     pub size_bytes: u64,
     /// Logical block size: 512 or 4096.
     pub block_bytes: u32,
@@ -46,6 +77,8 @@ pub struct VolumeConfig {
     pub extent_bytes: u32,
     /// Its present epoch: grants of others allow no write ([`crate::Word::as_of`]).
     pub epoch: u16,
+    /// The Ceph image that holds its data; `None`: extents of the pool.
+    pub image: Option<ImageConfig>,
 }
 
 /// An export: an NVMe subsystem with one namespace, or a VM's disk.

@@ -51,6 +51,7 @@ impl Daemon {
             block_bytes: 4096,
             extent_bytes: 4096,
             epoch: self.pool.epoch(volume),
+            image: None,
         };
         out.say(ToEngine::SetVolume { request: 0, volume });
     }

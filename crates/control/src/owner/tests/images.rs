@@ -88,6 +88,7 @@ fn wrong_requests_for_images_are_refused_in_words() {
             keyring: None,
             cluster: "ceph".to_owned(),
             client: ClientFor::Tenant,
+            capacity: None,
         };
         let clusters = BTreeMap::from([("east".to_owned(), config)]);
         owner.base.clusters.configure(clusters);

@@ -185,6 +185,7 @@ fn volumes_unknown_to_the_catalog_are_removed_from_the_engine() {
                 block_bytes: 4096,
                 extent_bytes: EXTENT as u32,
                 epoch: 0,
+                image: None,
             };
             fake.held.push((Held::Volume(unknown), vec![]));
         })

@@ -82,6 +82,10 @@ impl Backend for CephClient {
             // Writes are durable when they end.
             return Submitted::Done(Ok(()));
         }
+        if self.is_blocklisted() {
+            // The next client may do it.
+            return Submitted::NotReady;
+        }
         let span = usize::try_from(op.offset_bytes / IMAGE_SPAN_BYTES).unwrap_or(usize::MAX);
         let Some(span) = self.spans.get(span) else {
             return Submitted::Done(Err(Errno::INVAL));
@@ -139,6 +143,10 @@ impl Fence for CephClient {
     ) -> Result<Duration, FenceError> {
         let begun = Instant::now();
         let predecessors = self.predecessors().clone();
+        #[cfg(feature = "test-device")]
+        if std::env::var_os("FOREBAY_TEST_NO_BLOCKLIST").is_some() {
+            return Ok(begun.elapsed());
+        }
         for address in &predecessors {
             let listed = self.rados.blocklist(address, BLOCKLISTED_FOR);
             listed.map_err(self.failed("putting an earlier client on the blocklist"))?;

@@ -15,8 +15,8 @@ impl Core {
         self.admit_all_at(budget, &cost::CostTable::new(cost::default_profiles()));
     }
 
-    pub(crate) fn frontends_of(&self, tenant: usize) -> Option<forebay_qos::cost::Frontends> {
-        Some(self.qos.admission.as_ref()?.frontends(tenant))
+    pub(crate) fn routes_of(&self, tenant: usize) -> Option<forebay_qos::cost::Routes> {
+        Some(self.qos.admission.as_ref()?.routes(tenant))
     }
 
     /// One tenant each, in windows of 1 ms.

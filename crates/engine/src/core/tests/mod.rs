@@ -6,7 +6,7 @@ use forebay_device::gate::TestGate;
 use forebay_device::ring::RingOptions;
 use forebay_device::{Device, DeviceSpec, Errno, OpKind, OpenOptions, Registration};
 use forebay_xlate::boundary::message::{
-    DeviceConfig, ExportConfig, ExportId, FaultFailure, Job, VolumeConfig,
+    DeviceConfig, DeviceFence, ExportConfig, ExportId, FaultFailure, Job, VolumeConfig,
 };
 use forebay_xlate::reactor_side::Answer;
 use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId, Word};
@@ -59,6 +59,7 @@ fn device(index: u8, spec: &DeviceSpec) -> (ServedDevice, Arc<TestGate>) {
         data_offset_bytes: 1 << 20,
         extent_bytes: EXTENT as u32,
         extents: 200,
+        fence: DeviceFence::Locks,
     };
     let served = ServedDevice {
         config: Arc::new(config),
@@ -77,6 +78,7 @@ fn lane(lane: u32, volume: VolumeId, region: &Arc<Region>) -> (Lane, Arc<Volume>
         block_bytes: 4096,
         extent_bytes: EXTENT as u32,
         epoch: 0,
+        image: None,
     };
     let served = Arc::new(Volume::new(config).unwrap());
     let export = ExportConfig {

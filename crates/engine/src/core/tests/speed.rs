@@ -32,6 +32,7 @@ impl Load {
             data_offset_bytes: BASE,
             extent_bytes: EXTENT as u32,
             extents,
+            fence: DeviceFence::Locks,
         };
         let region = Arc::new(Region::anonymous(1).unwrap());
         let ring = Ring::new(&RingOptions::default()).unwrap();

@@ -255,7 +255,7 @@ fn the_extent_that_the_volume_ends_in_is_not_released() {
         panic!("{upcall:?}")
     };
     assert_eq!(range, ExtentRange::new(0, 2));
-    let grown = b.volume.grown(VolumeConfig {
+    let grown = b.volume.resized(VolumeConfig {
         size_bytes: 3 * EXTENT,
         ..b.volume.config.clone()
     });

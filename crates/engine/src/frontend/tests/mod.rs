@@ -15,7 +15,9 @@ use crate::volume::Volume;
 use forebay_device::ring::{Ring, RingOptions};
 use forebay_device::{Device, OpenOptions};
 use forebay_nvme::Status;
-use forebay_xlate::boundary::message::{DeviceConfig, ExportConfig, ExportId, VolumeConfig};
+use forebay_xlate::boundary::message::{
+    DeviceConfig, DeviceFence, ExportConfig, ExportId, VolumeConfig,
+};
 use forebay_xlate::boundary::region::Region;
 use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId, Word};
 use memory_queue::Request;
@@ -40,6 +42,7 @@ fn device(path: &std::path::Path) -> ServedDevice {
             data_offset_bytes: 0,
             extent_bytes: EXTENT,
             extents: 16,
+            fence: DeviceFence::Locks,
         }),
         device: Arc::new(device),
     }
@@ -55,6 +58,7 @@ fn lane(region: &Arc<Region>) -> Lane {
         block_bytes: 4096,
         extent_bytes: EXTENT,
         epoch: 0,
+        image: None,
     });
     let volume = Arc::new(volume.unwrap());
     for at in 0..4 {

@@ -15,7 +15,7 @@ use crate::io::command::{Io, IoOp};
 use crate::io::parked::NONE;
 use crate::lane::LaneIndex;
 use forebay_qos::budget::Budget;
-use forebay_qos::cost::{CostTable, Frontends, Operation, Transport};
+use forebay_qos::cost::{CostTable, Operation, Route, Routes, Transport};
 use forebay_qos::ledger::Ledger;
 use forebay_qos::params::{BadParam, Params};
 use forebay_qos::resources::{Resource, ResourceVector, SHARED};
@@ -75,7 +75,7 @@ pub(crate) struct Admission {
 struct LaneState {
     /// [`FREE`] and [`WAITS`] keep a command off the fast path.
     closer: u8,
-    frontend: Transport,
+    route: Route,
     place: LaneList,
     /// A waiting command began since the last refusal.
     began: bool,
@@ -115,7 +115,7 @@ struct Unit {
 struct TenantRecord {
     lanes: u32,
     budget: Option<Budget>,
-    frontends: Frontends,
+    routes: Routes,
     seen: TenantStatistics,
     throttled_ops: u64,
     throttled_ns: u64,
@@ -125,7 +125,7 @@ impl Default for LaneState {
     fn default() -> Self {
         Self {
             closer: FREE,
-            frontend: Transport::Tcp,
+            route: Route::local(Transport::Tcp),
             place: LaneList::Nowhere,
             began: false,
             bursts: false,
@@ -219,7 +219,7 @@ impl Admission {
         let lane_state = &mut self.lane_states[at];
         if lane_state.closer == 0
             && lane_state.quantum_ns > 0
-            && let Some(cost) = (self.costs).row(lane_state.frontend, operation, len_bytes)
+            && let Some(cost) = (self.costs).row(lane_state.route, operation, len_bytes)
             && self.scheduler.spend(lane_state.unit, cost)
         {
             lane_state.quantum_ns -= cost[Resource::Cpu];
@@ -230,7 +230,7 @@ impl Admission {
 
     #[inline(never)]
     fn admit_else(&mut self, at: usize, operation: Operation, len_bytes: u32) -> bool {
-        let cost = (self.costs).of(self.lane_states[at].frontend, operation, len_bytes);
+        let cost = (self.costs).of(self.lane_states[at].route, operation, len_bytes);
         self.admit_cost(at, &cost)
     }
 
@@ -238,7 +238,7 @@ impl Admission {
     #[inline(never)]
     pub(super) fn admit_any(&mut self, lane: LaneIndex, op: &IoOp) -> bool {
         let at = lane.0 as usize % MAX_LANES;
-        let cost = cost_of(&self.costs, self.lane_states[at].frontend, op);
+        let cost = cost_of(&self.costs, self.lane_states[at].route, op);
         self.admit_cost(at, &cost)
     }
 
@@ -272,7 +272,7 @@ impl Admission {
         if lane_state.closer & FREE != 0 {
             return true;
         }
-        let whole = (self.costs).of(lane_state.frontend, Operation::Other, 0);
+        let whole = (self.costs).of(lane_state.route, Operation::Other, 0);
         if !self.has_quantum(at) {
             return false;
         }
@@ -327,7 +327,7 @@ impl Admission {
         io.link = NONE;
         io.over_ns.get_or_insert(lane_state.over_ns(now_ns));
         if lane_state.closer & FREE == 0 {
-            let cost = cost_of(&self.costs, lane_state.frontend, &io.op);
+            let cost = cost_of(&self.costs, lane_state.route, &io.op);
             self.scheduler.wait(lane_state.unit, &cost);
         }
         let is_first = lane_state.count == 0;
@@ -394,7 +394,7 @@ impl Admission {
             return Verdict::Empty;
         };
         if lane_state.closer & FREE == 0 {
-            let cost = cost_of(&self.costs, lane_state.frontend, &io.op);
+            let cost = cost_of(&self.costs, lane_state.route, &io.op);
             let unit = lane_state.unit;
             if !self.has_quantum(at) {
                 self.lane_states[at].let_on(now_ns);
@@ -426,7 +426,7 @@ impl Admission {
             if !self.scheduler.may_borrow(lane_state.unit) {
                 return None;
             }
-            let cost = cost_of(&self.costs, lane_state.frontend, &io.op);
+            let cost = cost_of(&self.costs, lane_state.route, &io.op);
             self.scheduler.cancel(lane_state.unit, &cost);
             self.scheduler.borrow(lane_state.unit, &cost);
         }
@@ -446,7 +446,7 @@ impl Admission {
                     continue;
                 }
                 if lane_state.closer & FREE == 0 {
-                    let cost = cost_of(&self.costs, lane_state.frontend, &io.op);
+                    let cost = cost_of(&self.costs, lane_state.route, &io.op);
                     self.scheduler.cancel(lane_state.unit, &cost);
                 }
                 io.link = NONE;

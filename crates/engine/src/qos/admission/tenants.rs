@@ -7,7 +7,7 @@ use super::{Admission, FREE};
 use crate::io::command::Io;
 use crate::lane::Lane;
 use forebay_qos::budget::{Budget, Rate};
-use forebay_qos::cost::{Frontends, Transport};
+use forebay_qos::cost::{Route, Routes, Transport};
 use forebay_qos::resources::ResourceVector;
 use forebay_qos::scheduler::Scheduler;
 use forebay_xlate::VolumeId;
@@ -26,38 +26,42 @@ impl Admission {
         if let Some(one) = self.tenants.get_mut(tenant as usize) {
             (self.scheduler).set_guaranteed(tenant as usize, guaranteed);
             one.budget = Some(*budget);
-            let (costs, frontends) = (&self.costs, one.frontends);
-            (self.scheduler).set_budget(tenant as usize, budget, costs, frontends);
+            let (costs, routes) = (&self.costs, one.routes);
+            (self.scheduler).set_budget(tenant as usize, budget, costs, routes);
         }
     }
 
-    /// Over a network, an I/O takes many times the processor time.
-    fn note_frontends(&mut self, tenant: u32) {
+    /// Over a network, an I/O takes many times the processor time, and the links' bandwidth.
+    fn note_routes(&mut self, tenant: u32) {
         let lane_states = self.lane_states[..self.lanes].iter();
         let own = lane_states.filter(|lane_state| lane_state.tenant == tenant);
-        let frontends = Frontends::of(own.map(|lane_state| lane_state.frontend));
+        let routes = Routes::of(own.map(|lane_state| lane_state.route));
         let one = &mut self.tenants[tenant as usize];
-        if std::mem::replace(&mut one.frontends, frontends) != frontends
+        if std::mem::replace(&mut one.routes, routes) != routes
             && let Some(budget) = one.budget
         {
             let costs = &self.costs;
-            (self.scheduler).set_frontends(tenant as usize, &budget, costs, frontends);
+            (self.scheduler).set_routes(tenant as usize, &budget, costs, routes);
         }
     }
 
     #[cfg(test)]
-    pub(crate) fn frontends(&self, tenant: usize) -> Frontends {
-        self.tenants[tenant].frontends
+    pub(crate) fn routes(&self, tenant: usize) -> Routes {
+        self.tenants[tenant].routes
     }
 
     pub(crate) fn attach(&mut self, lane: &Lane, ios: &[Io]) {
         let at = lane.index.0 as usize % MAX_LANES;
         let volume = lane.volume.id();
         let lane_state = &mut self.lane_states[at];
-        lane_state.frontend = match lane.export.frontend {
+        let frontend = match lane.export.frontend {
             ExportFrontend::NvmeTcp => Transport::Tcp,
             ExportFrontend::NvmePcie { .. } => Transport::Pcie,
             ExportFrontend::VhostUser { .. } => Transport::Vhost,
+        };
+        lane_state.route = match lane.volume.config.image {
+            Some(_) => Route::remote(frontend),
+            None => Route::local(frontend),
         };
         let share = lane
             .share
@@ -74,7 +78,7 @@ impl Admission {
         }
         let unit = self.lane_states[at].unit;
         (self.scheduler).set_volume(unit, share.budget.as_ref());
-        self.note_frontends(share.tenant);
+        self.note_routes(share.tenant);
     }
 
     fn join(&mut self, at: usize, of: (VolumeId, u32), ios: &[Io]) {
@@ -106,7 +110,7 @@ impl Admission {
         let lane_state = &self.lane_states[at];
         let mut next = lane_state.first;
         while let Some(io) = ios.get(next as usize) {
-            let cost = cost_of(&self.costs, lane_state.frontend, &io.op);
+            let cost = cost_of(&self.costs, lane_state.route, &io.op);
             what(&mut self.scheduler, lane_state.unit, &cost);
             next = io.link;
         }
@@ -128,6 +132,6 @@ impl Admission {
             self.each_waiting(at, ios, Scheduler::cancel);
         }
         self.lane_states[at].tenant = u32::MAX;
-        self.note_frontends(tenant);
+        self.note_routes(tenant);
     }
 }

@@ -61,7 +61,7 @@ impl Admission {
             self.calm = true;
             lane_state.quantum_ns = match alone {
                 true => ALONE_QUANTUM_NS,
-                false => QUANTUM_NS[lane_state.frontend as usize],
+                false => QUANTUM_NS[lane_state.route.frontend() as usize],
             };
             return;
         }
@@ -75,8 +75,8 @@ impl Admission {
         let lane_state = &mut self.lane_states[at];
         (lane_state.turn, lane_state.bursts) = (self.turn, true);
         lane_state.quantum_ns =
-            lane_state.quantum_ns.min(0) + QUANTUM_NS[lane_state.frontend as usize];
-        self.quanta = match lane_state.frontend {
+            lane_state.quantum_ns.min(0) + QUANTUM_NS[lane_state.route.frontend() as usize];
+        self.quanta = match lane_state.route.frontend() {
             Transport::Tcp => 0,
             _ => self.quanta.saturating_sub(1),
         };

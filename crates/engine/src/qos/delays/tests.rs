@@ -4,7 +4,7 @@ use super::*;
 use forebay_device::Op;
 use forebay_device::mem::StaticRegion;
 use forebay_qos::budget::{Budget, Burst, Rate};
-use forebay_qos::cost::Frontends;
+use forebay_qos::cost::Routes;
 use forebay_qos::cost::{CostTable, default_profiles};
 use forebay_qos::ledger::Ledger;
 use forebay_qos::params::Params;
@@ -192,8 +192,7 @@ fn a_device_that_completes_at_once_throttles_no_lane() {
             how: Burst::Metered,
         };
         let costs = CostTable::new(default_profiles());
-        desk.scheduler
-            .set_budget(0, &budget, &costs, Frontends::ALL);
+        desk.scheduler.set_budget(0, &budget, &costs, Routes::LOCAL);
         desk.scheduler.attach(0, 0);
         // The device is the scarcest resource.
         let mut cost = ResourceVector::ZERO;

@@ -2,7 +2,7 @@
 
 use super::volumes::scheduler;
 use super::*;
-use crate::cost::{Frontends, Profile};
+use crate::cost::{Profile, Route, Routes};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
@@ -135,7 +135,7 @@ fn a_base_has_its_part_of_what_is_shared() {
     let whole = [1e9, 1e12, 1e12, 100e9, 100e9, 100e6 * f64::from(PARTS)];
     let mut scheduler = Scheduler::new(params(), &whole, VOLUMES + 1, &ledger).expect("good");
     for (tenant, budget) in budgets.iter().enumerate() {
-        scheduler.set_budget(tenant, budget, &costs, Frontends::ALL);
+        scheduler.set_budget(tenant, budget, &costs, Routes::LOCAL);
     }
     (0..VOLUMES).for_each(|lane| scheduler.attach(lane, 0));
     scheduler.attach(VOLUMES, 1);
@@ -295,9 +295,9 @@ proptest! {
 fn a_base_is_what_it_takes_by_the_frontends_it_comes_by() {
     let profile = |ns: f64| Profile::line((ns, 0.0), (10.0, 0.0), 0);
     let costs = CostTable::new([10_000.0, 1000.0, 1000.0].map(|ns| [profile(ns); 3]));
-    let vms = Frontends::of([Transport::Pcie].into_iter());
+    let vms = Routes::of([Route::local(Transport::Pcie)].into_iter());
     // A reactor can serve 1000 I/Os of a VM in a window of 1 ms.
-    for (frontends, fits) in [(vms, true), (Frontends::default(), false)] {
+    for (frontends, fits) in [(vms, true), (Routes::default(), false)] {
         let mut bench = Bench::new(&[budget(100_000, 2_000_000, Burst::Metered); 2], params());
         let scheduler = &mut bench.scheduler;
         for tenant in 0..2 {

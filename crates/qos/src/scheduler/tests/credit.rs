@@ -1,7 +1,7 @@
 //! Saving base, and spending it above the base.
 
 use super::*;
-use crate::cost::Frontends;
+use crate::cost::Routes;
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
@@ -55,7 +55,7 @@ fn an_idle_tenant_accrues_its_base_while_it_has_volumes() {
     let has = |scheduler: &Scheduler| scheduler.statistics(0).credit_parts / PARTS as u64;
     // Windows before its first volume don't count.
     scheduler.refill(5000, 0);
-    scheduler.set_budget(0, &budget(10_000, 20_000, credit), &costs, Frontends::ALL);
+    scheduler.set_budget(0, &budget(10_000, 20_000, credit), &costs, Routes::LOCAL);
     scheduler.attach(0, 0);
     assert!(scheduler.admit(0, &cost));
     assert_eq!(has(&scheduler), 0);
@@ -71,7 +71,7 @@ fn an_idle_tenant_accrues_its_base_while_it_has_volumes() {
     scheduler.earn(0);
     assert_eq!(has(&scheduler) - begun, earned);
     scheduler.refill(1000, 0);
-    scheduler.set_budget(0, &budget(100_000, 200_000, credit), &costs, Frontends::ALL);
+    scheduler.set_budget(0, &budget(100_000, 200_000, credit), &costs, Routes::LOCAL);
     assert!(scheduler.admit(0, &cost));
     let earned = has(&scheduler) - begun - earned;
     assert!((9_900..=10_110).contains(&earned), "{earned}");
@@ -119,7 +119,7 @@ proptest! {
         };
         let mut now = of(10, 10, Some(2));
         for scheduler in &mut reactors {
-            scheduler.set_budget(0, &now, &costs, Frontends::ALL);
+            scheduler.set_budget(0, &now, &costs, Routes::LOCAL);
             scheduler.attach(0, 0);
         }
         // Accrued base, plus what each reactor may have saved, in I/Os of 4 KiB.
@@ -131,7 +131,7 @@ proptest! {
                 Does::Away(_, windows) => (windows, None),
                 Does::Budget(base, more, seconds) => {
                     now = of(base, more, seconds);
-                    reactors.iter_mut().for_each(|s| s.set_budget(0, &now, &costs, Frontends::ALL));
+                    reactors.iter_mut().for_each(|s| s.set_budget(0, &now, &costs, Routes::LOCAL));
                     brought += 2 * saved * base;
                     (0, None)
                 }

@@ -12,7 +12,7 @@ mod volumes;
 
 use super::Scheduler;
 use crate::budget::{Budget, Burst, Rate};
-use crate::cost::Frontends;
+use crate::cost::Routes;
 use crate::cost::{CostTable, Operation, Transport, tests::table};
 use crate::ledger::Ledger;
 use crate::params::Params;
@@ -58,7 +58,7 @@ impl Bench {
         let mut scheduler = Scheduler::new(params, &whole, budgets.len(), &ledger).expect("good");
         for (tenant, budget) in budgets.iter().enumerate() {
             budget.check().expect("a good budget");
-            scheduler.set_budget(tenant, budget, &costs, Frontends::ALL);
+            scheduler.set_budget(tenant, budget, &costs, Routes::LOCAL);
             scheduler.attach(tenant, tenant);
         }
         Self {
@@ -75,7 +75,7 @@ impl Bench {
 
     pub(super) fn set_budget(&mut self, tenant: usize, budget: &Budget) {
         self.scheduler
-            .set_budget(tenant, budget, &self.costs, Frontends::ALL);
+            .set_budget(tenant, budget, &self.costs, Routes::LOCAL);
     }
 
     fn forget(&mut self, tenant: usize) {
@@ -308,7 +308,7 @@ fn a_tenants_volumes_share_it_fairly() {
         0,
         &budget(100_000, 200_000, Burst::Metered),
         &costs,
-        Frontends::ALL,
+        Routes::LOCAL,
     );
     for lane in 0..4 {
         scheduler.attach(lane, 0);
@@ -381,7 +381,7 @@ fn a_small_budget_of_many_volumes_starves_none() {
         },
         how: Burst::Metered,
     };
-    scheduler.set_budget(0, &small, &costs, Frontends::ALL);
+    scheduler.set_budget(0, &small, &costs, Routes::LOCAL);
     let cost = costs.of(Transport::Tcp, Operation::Write, 256 << 10);
     for lane in 0..8 {
         scheduler.attach(lane, 0);
@@ -419,7 +419,7 @@ fn several_reactors_share_a_tenants_budget() {
                 0,
                 &budget(100_000, 300_000, Burst::Metered),
                 &costs,
-                Frontends::ALL,
+                Routes::LOCAL,
             );
             scheduler.attach(0, 0);
             scheduler

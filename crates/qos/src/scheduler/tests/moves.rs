@@ -2,7 +2,7 @@
 
 use super::reactors::reactors;
 use super::*;
-use crate::cost::Frontends;
+use crate::cost::Routes;
 
 /// I/Os asked for, begun and metered, and the longest backlog at a window's end.
 #[derive(Clone, Copy, Default, Debug)]
@@ -164,7 +164,7 @@ fn a_change_of_the_way_to_burst_is_metered_once() {
         let (mut reactors, cost) = reactors(&[1, 1], &all(credit), &params());
         let costs = table();
         let mut phase = |how, each: f64| {
-            let change = |one: &mut Scheduler| one.set_budget(0, &all(how), &costs, Frontends::ALL);
+            let change = |one: &mut Scheduler| one.set_budget(0, &all(how), &costs, Routes::LOCAL);
             reactors.iter_mut().for_each(change);
             had(&mut reactors, &cost, WINDOWS, &moves(period, 2, each))
         };

@@ -1,7 +1,7 @@
 //! Several reactors with volumes of one tenant, and idle reactors.
 
 use super::*;
-use crate::cost::Frontends;
+use crate::cost::Routes;
 use crate::ledger::Newest;
 
 /// A reactor for each number of lanes, all of tenant 0.
@@ -15,7 +15,7 @@ pub(super) fn reactors(
     let whole = [1e9, 1e12, 1e12, 100e9, 100e9, 100e6 * f64::from(PARTS)];
     let make = |lanes: &usize| {
         let mut scheduler = Scheduler::new(params.clone(), &whole, *lanes, &ledger).expect("good");
-        scheduler.set_budget(0, budget, &costs, Frontends::ALL);
+        scheduler.set_budget(0, budget, &costs, Routes::LOCAL);
         (0..*lanes).for_each(|lane| scheduler.attach(lane, 0));
         scheduler
     };
@@ -256,7 +256,7 @@ fn a_window_reports_use_above_the_base_and_costs() {
         0,
         &budget(100_000, 100_000, Burst::Metered),
         &table(),
-        Frontends::ALL,
+        Routes::LOCAL,
     );
     (0..4).for_each(|_| scheduler.refill(1, 0));
     assert!(scheduler.admit(0, &cost));

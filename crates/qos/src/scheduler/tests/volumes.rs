@@ -1,7 +1,7 @@
 //! Volumes of one tenant on one reactor: sizes, own bases, debt.
 
 use super::*;
-use crate::cost::Frontends;
+use crate::cost::Routes;
 
 /// Lanes of tenant 0, and the cost of an I/O by size.
 pub(super) fn scheduler(
@@ -12,7 +12,7 @@ pub(super) fn scheduler(
     let ledger = Arc::new(Ledger::new(1));
     let whole = [1e9, 1e12, 1e12, 100e9, 100e9, 100e6 * f64::from(PARTS)];
     let mut scheduler = Scheduler::new(params(), &whole, lanes, &ledger).expect("good");
-    scheduler.set_budget(0, budget, &costs, Frontends::ALL);
+    scheduler.set_budget(0, budget, &costs, Routes::LOCAL);
     (0..lanes).for_each(|lane| scheduler.attach(lane, 0));
     let cost = move |len| costs.of(Transport::Tcp, Operation::Read, len);
     (scheduler, cost)

@@ -19,7 +19,9 @@ use forebay_nvme::controller::check_admin_connect;
 use forebay_nvme::fabrics::{ConnectCommand, ConnectData, PropertyCommand};
 use forebay_nvme::tcp::{self, Offer, Parsed, Pdu, TcpParams};
 use forebay_nvme::{Cqe, Nqn, SglDescriptor, Sqe, Status};
-use forebay_xlate::boundary::message::{DeviceConfig, ExportConfig, ExportId, VolumeConfig};
+use forebay_xlate::boundary::message::{
+    DeviceConfig, DeviceFence, ExportConfig, ExportId, VolumeConfig,
+};
 use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId, Word};
 use rustix::event::epoll;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
@@ -95,6 +97,7 @@ pub(super) fn rig_on(kind: &str) -> Rig {
         data_offset_bytes: 1 << 20,
         extent_bytes: EXTENT as u32,
         extents: EXTENTS,
+        fence: DeviceFence::Locks,
     });
     core.set_device(ServedDevice { config, device });
     let volume = Volume::new(VolumeConfig {
@@ -105,6 +108,7 @@ pub(super) fn rig_on(kind: &str) -> Rig {
         block_bytes: 4096,
         extent_bytes: EXTENT as u32,
         epoch: 0,
+        image: None,
     });
     let volume = Arc::new(volume.unwrap());
     let export = ExportConfig {

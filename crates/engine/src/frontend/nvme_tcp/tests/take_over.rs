@@ -26,7 +26,9 @@ use forebay_nvme::fabrics::{ConnectCommand, ConnectData, PropertyCommand};
 use forebay_nvme::reservation::Reservations;
 use forebay_nvme::tcp::{self, Offer, Parsed, Pdu, TcpParams};
 use forebay_nvme::{Nqn, Sqe, Status};
-use forebay_xlate::boundary::message::{DeviceConfig, ExportConfig, ExportId, VolumeConfig};
+use forebay_xlate::boundary::message::{
+    DeviceConfig, DeviceFence, ExportConfig, ExportId, VolumeConfig,
+};
 use forebay_xlate::kill::{Killed, arm_here};
 use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, Word};
 use rustix::event::epoll;
@@ -111,6 +113,7 @@ fn engine(dir: &std::path::Path, generation: u64) -> Engine {
         data_offset_bytes: 1 << 20,
         extent_bytes: EXTENT as u32,
         extents: EXTENTS,
+        fence: DeviceFence::Locks,
     });
     let served = ServedDevice {
         config,
@@ -125,6 +128,7 @@ fn engine(dir: &std::path::Path, generation: u64) -> Engine {
         block_bytes: BLOCK,
         extent_bytes: EXTENT as u32,
         epoch: 0,
+        image: None,
     });
     let volume = Arc::new(volume.unwrap());
     let word = Word::new(DeviceIndex(0), ExtentIndex(0), Rights::ReadWrite).unwrap();

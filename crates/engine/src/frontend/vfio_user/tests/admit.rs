@@ -2,7 +2,7 @@
 
 use super::*;
 use forebay_qos::budget::{Budget, Burst, Rate};
-use forebay_qos::cost::{Frontends, Transport};
+use forebay_qos::cost::{Route, Routes, Transport};
 use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, Word};
 
 const WINDOW_NS: u64 = 1_000_000;
@@ -185,10 +185,10 @@ fn a_lane_within_its_base_runs_between_the_quanta_of_a_burst() {
 fn a_vm_base_is_priced_by_its_own_frontend() {
     let (mut rig, ..) = ready("ram", Doorbells::Shadow);
     rig.admit(1);
-    let vms = Frontends::of([Transport::Pcie].into_iter());
-    assert_eq!(rig.frontends_of(0), Some(vms));
+    let vms = Routes::of([Route::local(Transport::Pcie)].into_iter());
+    assert_eq!(rig.routes_of(0), Some(vms));
     // The second has no lane here: any frontend may come.
-    assert_eq!(rig.frontends_of(1), Some(Frontends::ALL));
+    assert_eq!(rig.routes_of(1), Some(Routes::LOCAL));
 }
 
 /// Refused commands count against the quantum, too.

@@ -20,9 +20,9 @@ use forebay_device::gate::TestGate;
 use forebay_device::ring::{Ring, RingOptions};
 use forebay_device::{Device, OpenOptions};
 use forebay_qos::budget::Budget;
-use forebay_qos::cost::Frontends;
+use forebay_qos::cost::Routes;
 use forebay_xlate::boundary::message::{
-    DeviceConfig, ExportConfig, ExportId, FrontendKind as Kind, VolumeConfig,
+    DeviceConfig, DeviceFence, ExportConfig, ExportId, FrontendKind as Kind, VolumeConfig,
 };
 use forebay_xlate::boundary::region::Region;
 use forebay_xlate::kill::{Killed, arm_here};
@@ -101,6 +101,7 @@ impl Rig {
             data_offset_bytes: 1 << 20,
             extent_bytes: EXTENT as u32,
             extents: vms as u64 * EXTENTS,
+            fence: DeviceFence::Locks,
         });
         let mut volumes = Vec::new();
         let mut exports = Vec::new();
@@ -113,6 +114,7 @@ impl Rig {
                 block_bytes: BLOCK as u32,
                 extent_bytes: EXTENT as u32,
                 epoch: 0,
+                image: None,
             });
             let volume = Arc::new(volume.unwrap());
             let first = ExtentIndex(n * EXTENTS);
@@ -372,8 +374,8 @@ impl Rig {
     }
 
     /// The frontends for which a tenant is charged.
-    pub(super) fn frontends_of(&mut self, tenant: usize) -> Option<Frontends> {
-        self.engine().core.frontends_of(tenant)
+    pub(super) fn routes_of(&mut self, tenant: usize) -> Option<Routes> {
+        self.engine().core.routes_of(tenant)
     }
 
     /// Gives ample budgets.
@@ -420,7 +422,7 @@ impl Rig {
     pub(super) fn grow(&mut self, n: usize) {
         let mut config = self.volumes[n].config.clone();
         config.size_bytes += EXTENT;
-        let volume = Arc::new(self.volumes[n].grown(config).unwrap());
+        let volume = Arc::new(self.volumes[n].resized(config).unwrap());
         self.volumes[n] = volume.clone();
         let export = self.exports[n].export;
         let engine = self.engine();

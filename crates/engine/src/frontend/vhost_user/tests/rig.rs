@@ -18,7 +18,7 @@ use forebay_device::gate::TestGate;
 use forebay_device::ring::{Ring, RingOptions};
 use forebay_device::{Device, DeviceKind, DeviceSpec, OpenOptions};
 use forebay_xlate::boundary::message::{
-    DeviceConfig, ExportConfig, ExportId, FrontendKind as Kind, VolumeConfig,
+    DeviceConfig, DeviceFence, ExportConfig, ExportId, FrontendKind as Kind, VolumeConfig,
 };
 use forebay_xlate::boundary::region::Region;
 use forebay_xlate::{DeviceIndex, ExtentIndex, ExtentRange, Rights, VolumeId, Word};
@@ -65,6 +65,7 @@ fn core_of(spec: &str) -> (Core, Arc<TestGate>, Arc<Region>) {
         data_offset_bytes: 1 << 20,
         extent_bytes: EXTENT as u32,
         extents: 200,
+        fence: DeviceFence::Locks,
     };
     let region = Arc::new(Region::anonymous(1).unwrap());
     let ring = Ring::new(&RingOptions::default()).unwrap();
@@ -85,6 +86,7 @@ fn volume(extents: u64) -> VolumeConfig {
         block_bytes: 512,
         extent_bytes: EXTENT as u32,
         epoch: 0,
+        image: None,
     }
 }
 
@@ -230,7 +232,7 @@ impl Rig {
     }
 
     pub(super) fn grow(&mut self) {
-        let grown = Arc::new(self.volume.grown(volume(120)).unwrap());
+        let grown = Arc::new(self.volume.resized(volume(120)).unwrap());
         self.volume = grown.clone();
         self.core.lanes.set_volume(&grown);
         self.vms.export_changed(&mut self.core, self.export.export);

@@ -131,6 +131,7 @@ fn a_lane_that_is_anothers_now_is_left_alone() {
         block_bytes: 4096,
         extent_bytes: 1 << 20,
         epoch: 0,
+        image: None,
     };
     let volume = Arc::new(Volume::new(config).unwrap());
     let region = Arc::new(Region::anonymous(1).unwrap());
