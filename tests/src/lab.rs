@@ -153,10 +153,21 @@ impl Lab {
 
     /// Adds a volume with its export and host.
     pub fn add_volume(&mut self, name: &str, size_bytes: u64) -> Result<()> {
-        let volume = format!("t/{name}");
+        self.add_volume_of("t", name, size_bytes, &[])
+    }
+
+    /// [`Lab::add_volume`] for a tenant, with more arguments for its creation.
+    pub fn add_volume_of(
+        &mut self,
+        tenant: &str,
+        name: &str,
+        size_bytes: u64,
+        more: &[&str],
+    ) -> Result<()> {
+        let volume = format!("{tenant}/{name}");
         let size = size_bytes.to_string();
-        self.daemon
-            .cli(&["volume", "create", &volume, "--size", &size])?;
+        let create = ["volume", "create", &volume, "--size", &size];
+        self.daemon.cli(&[&create, more].concat())?;
         self.daemon
             .cli(&["export", "create", &volume, "--any-host"])?;
         let number = self.hosts.len() as u64 + 1;
@@ -190,7 +201,7 @@ impl Lab {
                 .map(|(number, (host, commands))| {
                     let over = &progress.over;
                     let noticed = match hurt.contains(&number) && noticed == Noticed::Nothing {
-                        true => Noticed::Reconnects,
+                        true => Noticed::Interruptions,
                         false => noticed,
                     };
                     scope.spawn(move || {

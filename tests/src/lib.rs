@@ -6,6 +6,7 @@
 
 pub mod api;
 pub mod book;
+pub mod ceph;
 pub mod daemon;
 pub mod disk;
 pub mod exposition;
