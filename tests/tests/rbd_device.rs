@@ -142,7 +142,10 @@ fn rbd_device_on_a_cluster() {
     }
 }
 
-const TESTS: &[(&str, fn(&Lab))] = &[
+/// A name, and its test.
+type Case = (&'static str, fn(&Lab));
+
+const TESTS: &[Case] = &[
     ("states", operations_wait_for_their_image),
     ("failed open", a_failed_open_is_heard_and_repaired),
     ("round trip", scattered_operations_come_back),
@@ -266,12 +269,11 @@ fn scattered_operations_come_back(lab: &Lab) {
     assert!(lab.content("scattered") == model, "the image differs");
 }
 
+/// The user data, the bytes, and what a read must find.
+type Running = (u64, std::ops::Range<usize>, Option<Vec<u8>>);
+
 /// Takes one end.
-fn take(
-    driver: &mut Driver,
-    device: &Device,
-    running: &mut Vec<(u64, std::ops::Range<usize>, Option<Vec<u8>>)>,
-) {
+fn take(driver: &mut Driver, device: &Device, running: &mut Vec<Running>) {
     let (slot, result) = driver.next(device);
     assert_eq!(result, Ok(()));
     let at = running.iter().position(|(used, ..)| *used == slot).unwrap();

@@ -9,6 +9,7 @@
 //! names is refused, as no lock would separate them. **Not here:** the locks (the device crate).
 
 use super::Control;
+use super::images::Images;
 use crate::bell::ring_bell;
 use crate::core::ServedDevice;
 use crate::reactor::mailbox::Post;
@@ -100,6 +101,7 @@ pub(super) struct KnownDevice {
 pub(super) struct Devices {
     generation: u64,
     pub known: BTreeMap<DeviceIndex, KnownDevice>,
+    pub(super) images: Images,
     opening: BTreeMap<DeviceIndex, Opening>,
     /// Devices of `opening` to be served before their fence.
     early: BTreeSet<DeviceIndex>,
@@ -116,6 +118,7 @@ impl Devices {
         Self {
             generation,
             known: BTreeMap::new(),
+            images: Images::new(bell.clone()),
             opening: BTreeMap::new(),
             early: BTreeSet::new(),
             expected: BTreeSet::new(),
@@ -170,6 +173,21 @@ impl Devices {
             let _ = self.sender.send(failed(index, why));
             ring_bell(&*self.bell);
         }
+    }
+
+    fn client_message(&self, device: DeviceIndex) -> Option<FromEngine> {
+        let address = self.known.get(&device)?.served.device.client_address()?;
+        let address = address.to_owned();
+        Some(FromEngine::Client { device, address })
+    }
+
+    /// A client that its cluster has blocklisted, and what to say of it.
+    fn blocklisted(&self) -> Option<(DeviceIndex, String)> {
+        let mut known = self.known.iter();
+        let (index, known) = known.find(|(_, known)| known.served.device.is_blocklisted())?;
+        let address = known.served.device.client_address().unwrap_or_default();
+        let error = format!("the cluster has blocklisted this client, {address}");
+        Some((*index, error))
     }
 
     pub(super) fn forget_requests(&mut self) {
@@ -229,24 +247,14 @@ impl Control {
         };
         let wait_again = is_noted && !fenced && !std::mem::replace(&mut known.waiting, true);
         self.done(request, Ok(()));
-        if !is_noted {
-            self.say_client(index);
+        if let Some(client) = self.devices.client_message(index).filter(|_| !is_noted) {
+            self.say(&client);
         }
         if fenced {
             self.say(&FromEngine::DeviceReady { device: index });
         }
         if wait_again {
             self.devices.wait_for(index, device);
-        }
-    }
-
-    fn say_client(&mut self, index: DeviceIndex) {
-        let known = self.devices.known.get(&index);
-        if let Some(address) = known.and_then(|known| known.served.device.client_address()) {
-            self.say(&FromEngine::Client {
-                device: index,
-                address: address.to_owned(),
-            });
         }
     }
 
@@ -312,8 +320,11 @@ impl Control {
         for request in opening.requests {
             self.done(request, Ok(()));
         }
-        self.say_client(index);
-        self.advance_images(index);
+        if let Some(client) = self.devices.client_message(index) {
+            self.say(&client);
+        }
+        let Devices { images, known, .. } = &mut self.devices;
+        images.advance_all(known, index);
     }
 
     fn not_opened(&mut self, index: DeviceIndex, error: &str) {
@@ -330,29 +341,19 @@ impl Control {
 
     fn forget_device(&mut self, index: DeviceIndex) {
         self.devices.known.remove(&index);
-        self.lose_images(index);
+        self.devices.images.lose(index);
         if let Some(heart) = &self.heart {
             heart.forget(index);
         }
         lock(&self.devices.identities).remove(&index);
     }
 
-    /// Gives up clients that their cluster has blocklisted. The daemon decides whether they
-    /// reconnect.
-    pub(super) fn check_clients(&mut self) {
-        let known = self.devices.known.iter();
-        let blocklisted = known.filter(|(_, known)| known.served.device.is_blocklisted());
-        let blocklisted: Vec<DeviceIndex> = blocklisted.map(|(index, _)| *index).collect();
-        for device in blocklisted {
-            let known = &self.devices.known[&device];
-            let address = known.served.device.client_address().unwrap_or_default();
-            let error = format!("the cluster has blocklisted this client, {address}");
+    pub(super) fn handle_device_events(&mut self) {
+        // The daemon decides whether such a client reconnects.
+        while let Some((device, error)) = self.devices.blocklisted() {
             self.forget_device(device);
             self.say(&FromEngine::DeviceFailed { device, error });
         }
-    }
-
-    pub(super) fn handle_device_events(&mut self) {
         while let Ok(events) = self.devices.events.try_recv() {
             match events {
                 DeviceEvent::Opened(index, device) => self.opened(index, device),
@@ -366,7 +367,8 @@ impl Control {
                     self.post_all(|| Post::Fenced(index));
                     kill_point!("over.fenced");
                     self.say(&FromEngine::DeviceReady { device: index });
-                    self.advance_images(index);
+                    let Devices { images, known, .. } = &mut self.devices;
+                    images.advance_all(known, index);
                 }
                 DeviceEvent::Failed(index, error) => {
                     // The daemon may ask again.

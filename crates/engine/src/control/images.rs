@@ -6,6 +6,7 @@
 //! daemon sends its volume again. **Not here:** operations (the device crate).
 
 use super::Control;
+use super::devices::{Devices, KnownDevice};
 use crate::bell::ring_bell;
 use crate::reactor::mailbox::Post;
 use forebay_device::{Device, ImageName};
@@ -126,59 +127,53 @@ impl Images {
     }
 }
 
-impl Control {
+/// The clients that the engine has, by device.
+pub(super) type Clients = BTreeMap<DeviceIndex, KnownDevice>;
+
+impl Images {
     /// Opens a volume's image, or tries again.
-    pub(super) fn want_image(&mut self, volume: VolumeId, config: ImageConfig) {
-        match self.images.known.get_mut(&volume) {
+    pub(super) fn want(&mut self, clients: &Clients, volume: VolumeId, config: ImageConfig) {
+        match self.known.get_mut(&volume) {
             Some(known) if known.state == ImageState::Failed => known.state = ImageState::Wanted,
             Some(_) => return,
             None => {
                 let state = ImageState::Wanted;
-                let known = KnownImage { config, state };
-                self.images.known.insert(volume, known);
+                self.known.insert(volume, KnownImage { config, state });
             }
         }
-        self.advance_image(volume);
+        self.advance(clients, volume);
     }
 
-    pub(super) fn forget_image(&mut self, volume: VolumeId) {
-        if let Some(KnownImage { config: image, .. }) = self.images.known.remove(&volume)
-            && let Some(known) = self.devices.known.get(&image.device)
-        {
-            let device = known.served.device.clone();
-            self.images.begin(Task {
-                volume,
-                image,
-                device,
-                work: Work::Close,
-            });
+    pub(super) fn forget(&mut self, clients: &Clients, volume: VolumeId) {
+        if let Some(image) = self.known.remove(&volume) {
+            self.ask(clients, volume, &image.config, Work::Close);
         }
     }
 
-    /// After a change of the client's state.
-    pub(super) fn advance_images(&mut self, device: DeviceIndex) {
-        let of_it = |(_, known): &(&VolumeId, &KnownImage)| known.config.device == device;
-        let volumes = self.images.known.iter().filter(of_it);
-        let volumes: Vec<VolumeId> = volumes.map(|(volume, _)| *volume).collect();
+    /// After a change of a client's state.
+    pub(super) fn advance_all(&mut self, clients: &Clients, device: DeviceIndex) {
+        let images = self.known.iter();
+        let images = images.filter(|(_, image)| image.config.device == device);
+        let volumes: Vec<VolumeId> = images.map(|(volume, _)| *volume).collect();
         for volume in volumes {
-            self.advance_image(volume);
+            self.advance(clients, volume);
         }
     }
 
-    /// Its client is gone: the next one opens its images again.
-    pub(super) fn lose_images(&mut self, device: DeviceIndex) {
-        for image in self.images.known.values_mut() {
+    /// A client is gone: the next one opens its images again.
+    pub(super) fn lose(&mut self, device: DeviceIndex) {
+        for image in self.known.values_mut() {
             if image.config.device == device {
                 image.state = ImageState::Wanted;
             }
         }
     }
 
-    fn advance_image(&mut self, volume: VolumeId) {
-        let Some(image) = self.images.known.get_mut(&volume) else {
+    fn advance(&mut self, clients: &Clients, volume: VolumeId) {
+        let Some(image) = self.known.get_mut(&volume) else {
             return;
         };
-        let Some(client) = self.devices.known.get(&image.config.device) else {
+        let Some(client) = clients.get(&image.config.device) else {
             return;
         };
         let is_snapshot = image.config.snapshot.is_some();
@@ -193,77 +188,79 @@ impl Control {
             }
             _ => return,
         };
-        let task = Task {
-            volume,
-            image: image.config.clone(),
-            device: client.served.device.clone(),
-            work,
-        };
-        self.images.begin(task);
+        let config = image.config.clone();
+        self.ask(clients, volume, &config, work);
     }
 
-    pub(super) fn handle_image_events(&mut self) {
-        while let Ok((volume, event)) = self.images.events.try_recv() {
-            self.handle_image_event(volume, event);
+    fn ask(&mut self, clients: &Clients, volume: VolumeId, image: &ImageConfig, work: Work) {
+        if let Some(client) = clients.get(&image.device) {
+            self.begin(Task {
+                volume,
+                image: image.clone(),
+                device: client.served.device.clone(),
+                work,
+            });
         }
     }
 
-    fn handle_image_event(&mut self, volume: VolumeId, event: ImageEvent) {
-        let Some(image) = self.images.known.get_mut(&volume) else {
-            // It was removed meanwhile.
-            return;
-        };
-        let failed = match event {
-            ImageEvent::Opened(Ok(size_bytes)) => {
-                image.state = ImageState::Readable;
-                self.say(&FromEngine::ImageOpened { volume, size_bytes });
-                self.advance_image(volume);
-                None
-            }
-            ImageEvent::Locked(Ok(())) => {
-                image.state = ImageState::Writable;
-                None
-            }
-            ImageEvent::Measured(Ok(size_bytes)) => {
-                self.say(&FromEngine::ImageOpened { volume, size_bytes });
-                return;
-            }
-            ImageEvent::Changed => {
-                if let Some(client) = self.devices.known.get(&image.config.device) {
-                    let task = Task {
-                        volume,
-                        image: image.config.clone(),
-                        device: client.served.device.clone(),
-                        work: Work::Measure,
-                    };
-                    self.images.begin(task);
+    /// Takes what the helpers report. Returns messages for the daemon, and whether waiting commands
+    /// may go on.
+    pub(super) fn take_events(&mut self, clients: &Clients) -> (Vec<FromEngine>, bool) {
+        let (mut messages, mut changed) = (Vec::new(), false);
+        while let Ok((volume, event)) = self.events.try_recv() {
+            let Some(image) = self.known.get_mut(&volume) else {
+                // It was removed meanwhile.
+                continue;
+            };
+            changed |= !matches!(event, ImageEvent::Changed | ImageEvent::Measured(Ok(_)));
+            match event {
+                ImageEvent::Opened(Ok(size_bytes)) => {
+                    image.state = ImageState::Readable;
+                    messages.push(FromEngine::ImageOpened { volume, size_bytes });
+                    self.advance(clients, volume);
                 }
-                return;
+                ImageEvent::Locked(Ok(())) => image.state = ImageState::Writable,
+                ImageEvent::Measured(Ok(size_bytes)) => {
+                    messages.push(FromEngine::ImageOpened { volume, size_bytes });
+                }
+                ImageEvent::Changed => {
+                    let config = image.config.clone();
+                    self.ask(clients, volume, &config, Work::Measure);
+                }
+                ImageEvent::Opened(Err(error)) | ImageEvent::Locked(Err(error)) => {
+                    image.state = ImageState::Failed;
+                    messages.push(FromEngine::ImageFailed { volume, error });
+                }
+                // The next change asks again.
+                ImageEvent::Measured(Err(_)) => {}
             }
-            ImageEvent::Opened(Err(error)) | ImageEvent::Locked(Err(error)) => {
-                image.state = ImageState::Failed;
-                Some(error)
-            }
-            // The next change asks again.
-            ImageEvent::Measured(Err(error)) => Some(error),
-        };
-        if let Some(error) = failed {
-            self.say(&FromEngine::ImageFailed { volume, error });
         }
-        self.post_all(|| Post::ImageChanged);
+        (messages, changed)
     }
 
-    /// A new daemon learns of every open image.
-    pub(super) fn say_images(&mut self) {
-        let open = self.images.known.iter().filter(|(_, image)| {
-            !matches!(
-                image.state,
-                ImageState::Wanted | ImageState::Opening | ImageState::Failed
-            )
-        });
-        let volumes: Vec<VolumeId> = open.map(|(volume, _)| *volume).collect();
-        for volume in volumes {
-            self.handle_image_event(volume, ImageEvent::Changed);
+    /// Has every open image measured, so that a new daemon learns its size.
+    pub(super) fn measure_all(&self) {
+        for (volume, image) in &self.known {
+            let is_open = match image.state {
+                ImageState::Readable | ImageState::Locking | ImageState::Writable => true,
+                ImageState::Wanted | ImageState::Opening | ImageState::Failed => false,
+            };
+            if is_open {
+                report(&self.sender, *volume, ImageEvent::Changed);
+            }
+        }
+    }
+}
+
+impl Control {
+    pub(super) fn handle_image_events(&mut self) {
+        let Devices { images, known, .. } = &mut self.devices;
+        let (messages, changed) = images.take_events(known);
+        for message in &messages {
+            self.say(message);
+        }
+        if changed {
+            self.post_all(|| Post::ImageChanged);
         }
     }
 }

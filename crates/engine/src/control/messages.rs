@@ -1,6 +1,7 @@
 //! Handles the daemon's messages. Every request may be repeated.
 
 use super::Control;
+use super::devices::Devices;
 use super::lanes::{KnownExport, clear};
 use crate::exports::{Port, Served};
 use crate::frontend::nvme_tcp::TcpMessage;
@@ -199,7 +200,8 @@ impl Control {
             return Err(format!("{volume} is still exported"));
         }
         self.volumes.0.remove(&volume);
-        self.forget_image(volume);
+        let Devices { images, known, .. } = &mut self.devices;
+        images.forget(known, volume);
         self.reserves.forget(volume);
         self.statistics.remove(&volume);
         self.budgets.forget(volume);
@@ -253,7 +255,8 @@ impl Control {
             };
             if known.config == same {
                 if let Some(image) = config.image {
-                    self.want_image(id, image);
+                    let Devices { images, known, .. } = &mut self.devices;
+                    images.want(known, id, image);
                 }
                 return Ok(());
             }
@@ -268,7 +271,8 @@ impl Control {
         self.volumes.0.insert(id, volume.clone());
         self.post_all(|| Post::Volume(volume.clone()));
         if let Some(image) = image {
-            self.want_image(id, image);
+            let Devices { images, known, .. } = &mut self.devices;
+            images.want(known, id, image);
         }
         Ok(())
     }

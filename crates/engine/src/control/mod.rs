@@ -37,7 +37,6 @@ use forebay_xlate::drain::MAX_DRAINS;
 use forebay_xlate::engine_side::{Effect, EngineSide};
 use forebay_xlate::{VolumeId, kill_point};
 use handover::Handover;
-use images::Images;
 use lanes::Lanes;
 use link::Link;
 use rustix::buffer::spare_capacity;
@@ -70,7 +69,6 @@ pub(crate) struct Control {
     vms: vms::VmListeners,
     exports: ExportTable,
     devices: Devices,
-    images: Images,
     volumes: ServedVolumes,
     lanes: Lanes,
     statistics: BTreeMap<VolumeId, VolumeStatistics>,
@@ -129,7 +127,6 @@ impl Control {
         watch(daemons.as_fd(), KEY_LISTENER)?;
         watch(bell.wake.as_fd(), KEY_BELL)?;
         let devices = Devices::new(config.generation, bell.wake.clone());
-        let images = Images::new(bell.wake.clone());
         Ok(Self {
             generation: config.generation,
             region: region.clone(),
@@ -154,7 +151,6 @@ impl Control {
             epoll: set,
             exports,
             devices,
-            images,
             volumes: ServedVolumes::default(),
             lanes: Lanes::default(),
             statistics: BTreeMap::new(),
@@ -220,7 +216,6 @@ impl Control {
             if now >= self.next_tick_ns {
                 self.next_tick_ns = now + TICK_MS as u64 * 1_000_000;
                 self.tick_vms();
-                self.check_clients();
                 self.protocol.rotate_revokes(&mut self.effects);
                 self.carry_out();
             }
@@ -372,7 +367,7 @@ impl Control {
             self.say_with(&FromEngine::Held(Held::Listener(address)), vec![fd]);
         }
         self.say(&FromEngine::HeldEnd);
-        self.say_images();
+        self.devices.images.measure_all();
         kill_point!("over.greeted");
         self.ask_reserves_again();
         self.protocol.ask_again(&mut self.effects);

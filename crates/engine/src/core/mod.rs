@@ -68,7 +68,7 @@ pub(crate) struct Core {
     records: Records,
     pub(crate) clock: Clock,
     pub(crate) lanes: Lanes,
-    slab: Slab,
+    pub(crate) slab: Slab,
     waits: Waits,
     parked: ParkedTable,
     pub(crate) overwrites: Overwrites,
@@ -363,11 +363,6 @@ impl Core {
     pub(crate) fn retry_not_ready(&mut self) {
         self.slices.retry_not_ready();
         self.resume_chosen(|_, io| io.stage == Stage::DeviceWait, Self::dispatch);
-    }
-
-    /// Commands in the slab.
-    pub(crate) fn busy_ios(&self) -> usize {
-        self.slab.busy()
     }
 
     /// Whether commands wait for the daemon, with a time limit.

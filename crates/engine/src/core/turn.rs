@@ -166,20 +166,19 @@ impl Core {
             || self.offload.must_turn()
     }
 
-    /// Whether enough operations end fast to sleep at once.
+    /// Whether to sleep at once: enough operations end fast, and no frontend `polls`; or only other
+    /// threads of this process have work, whose processor polling would take.
     #[inline]
-    pub(crate) fn waits_for_devices(&self) -> bool {
-        self.offload.at_devices(self.slices.in_flight()) >= SLEEP_SLICES
-            && self.clock.now_ns.saturating_sub(self.devices.ended_ns) < LIVELY_NS
-    }
-
-    /// Whether only other threads of this process have work here: polling would take their
-    /// processor. Devices with interrupts had none lately.
-    pub(crate) fn leaves_processor(&self) -> bool {
+    pub(crate) fn waits_for_devices(&self, polls: bool) -> bool {
+        let at_devices = self.offload.at_devices(self.slices.in_flight());
+        let since = |ended_ns: u64| self.clock.now_ns.saturating_sub(ended_ns);
         let elsewhere = self.devices.ring.remote_in_flight();
-        elsewhere > 0
-            && elsewhere >= self.offload.at_devices(self.slices.in_flight())
-            && self.clock.now_ns.saturating_sub(self.devices.own_ended_ns) >= LIVELY_NS
+        // Devices with interrupts had none lately.
+        let is_elsewhere = elsewhere > 0
+            && elsewhere >= at_devices
+            && since(self.devices.own_ended_ns) >= LIVELY_NS;
+        is_elsewhere
+            || !polls && at_devices >= SLEEP_SLICES && since(self.devices.ended_ns) < LIVELY_NS
     }
 
     /// Sleeps until a completion, readiness of `epoll`, or the time limit.

@@ -2,7 +2,7 @@
 //!
 //! **Design.** A turn takes posts, completions and clients' requests, and submits. Without work for
 //! some time ([`Spin`]), or at once if busy devices make polling useless
-//! ([`Core::waits_for_devices`], [`Core::leaves_processor`]), it sleeps in one `io_uring_enter`; the ring polls one epoll set
+//! ([`Core::waits_for_devices`]), it sleeps in one `io_uring_enter`; the ring polls one epoll set
 //! with all sockets and the mailbox. **Not here:** commands ([`crate::core`], [`crate::frontend`])
 //! and posts ([`mod@post`]).
 
@@ -169,7 +169,7 @@ impl Reactor {
 
     fn may_stop(&self, now: u64, limit: u64) -> bool {
         now >= limit
-            || self.core.busy_ios() == 0
+            || self.core.slab.busy() == 0
                 && self.core.offload.is_drained()
                 && self.frontends.iter().all(|one| one.count() == 0)
     }
@@ -189,9 +189,8 @@ impl Reactor {
     #[inline]
     fn rest(&mut self, pace: &mut Pace) {
         self.core.is_idle();
-        let sleeps_at_once = self.core.leaves_processor()
-            || self.core.waits_for_devices()
-                && !self.frontends.iter().any(|one| one.prefers_polling());
+        let polls = self.frontends.iter().any(|one| one.prefers_polling());
+        let sleeps_at_once = self.core.waits_for_devices(polls);
         let spins = pace.now - pace.idle_since < pace.spin.limit_ns() && !sleeps_at_once;
         if spins || self.core.must_turn() || !self.arm() {
             if pace.turns.is_multiple_of(8) {

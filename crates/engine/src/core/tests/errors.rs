@@ -51,7 +51,7 @@ fn errors_become_statuses_and_end_the_command_once() {
     // A grant beyond the device's end is refused.
     b.grant(60, 200, Rights::ReadWrite, 1);
     assert_eq!(b.write(60 * EXTENT, &[1; 4096]).0, Status::WRITE_FAULT);
-    assert_eq!(b.core.busy_ios(), 0);
+    assert_eq!(b.core.slab.busy(), 0);
     // A refused command is no device error.
     assert_eq!(counts(&b), [1, 1, 0, 1]);
     // Missing room is no media error of the export.

@@ -114,7 +114,7 @@ fn a_compare_finds_one_differing_byte_in_any_slice() {
         assert_eq!(b.end().1, Status::SUCCESS);
         b.compare(compare(6 * EXTENT, BLOCK), &[1; 4096], &[]);
         assert_eq!(b.end().1, Status::COMPARE_FAILURE);
-        assert_eq!((b.core.staging.out(), b.core.busy_ios()), (0, 0));
+        assert_eq!((b.core.staging.out(), b.core.slab.busy()), (0, 0));
         b.turn();
         assert!(!b.core.recovered.any(), "others pay nothing any more");
     }
@@ -156,7 +156,7 @@ fn without_memory_it_is_given_back() {
         b.try_compare(compare(0, BLOCK), &[0; 4096], &[], false),
         None
     );
-    assert_eq!(b.core.busy_ios(), 0);
+    assert_eq!(b.core.slab.busy(), 0);
     for buffer in all {
         b.core.staging.release(buffer);
     }
@@ -341,7 +341,7 @@ fn the_scratch_buffer_of_a_compare_refuses_no_command() {
     for buffer in others {
         b.core.staging.release(buffer);
     }
-    assert_eq!((b.core.staging.out(), b.core.busy_ios()), (0, 0));
+    assert_eq!((b.core.staging.out(), b.core.slab.busy()), (0, 0));
 }
 
 /// FUA of the compare flushes and commits before it reads.

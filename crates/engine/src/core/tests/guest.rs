@@ -517,7 +517,7 @@ fn a_command_without_memory_for_it_fails() {
     }
     let status = b.run_of(&mut m, write(0, 4096), &[(MEMORY, 4096)]);
     assert_eq!(status, Status::SUCCESS);
-    assert_eq!((b.errors(), b.core.busy_ios()), (0, 0));
+    assert_eq!((b.errors(), b.core.slab.busy()), (0, 0));
 }
 
 #[test]
@@ -564,7 +564,7 @@ fn a_host_reservation_applies_to_vms() {
     b.core.lanes.set_reservations(V, &Arc::default());
     assert_eq!(statuses(&mut b, &mut m), [good; 6]);
     assert_eq!(
-        (b.errors(), b.core.busy_ios(), b.core.staging.out()),
+        (b.errors(), b.core.slab.busy(), b.core.staging.out()),
         (0, 0, 0)
     );
 }

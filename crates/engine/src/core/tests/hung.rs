@@ -73,12 +73,12 @@ fn a_lane_whose_device_hangs_leaves_room_to_others() {
     }
     assert!(b.start_on(4, IoOp::Flush, None).is_some());
     assert_eq!(b.end().1, Status::SUCCESS);
-    assert_eq!(b.core.busy_ios(), taken);
+    assert_eq!(b.core.slab.busy(), taken);
     b.gate.release();
     for _ in 0..taken {
         assert_eq!(b.end().1, Status::SUCCESS);
     }
-    assert_eq!((b.core.busy_ios(), b.core.staging.out()), (0, 0));
+    assert_eq!((b.core.slab.busy(), b.core.staging.out()), (0, 0));
 }
 
 #[test]
@@ -323,18 +323,18 @@ fn only_busy_devices_are_slept_for() {
     assert_eq!(b.write(0, &[1; 4096]).0, Status::SUCCESS);
     b.gate.hold_some(0..u64::MAX, &[OpKind::Write]);
     for at in 0..SLEEP_SLICES as u64 {
-        assert!(!b.core.waits_for_devices(), "{at}");
+        assert!(!b.core.waits_for_devices(false), "{at}");
         b.start(write(at, 4096), Some(&[2; 4096]));
         b.core.end_turn();
         // An operation ended just now.
         b.core.devices.ended_ns = b.core.now_ns();
     }
-    assert!(b.core.waits_for_devices());
+    assert!(b.core.waits_for_devices(false));
     b.core.clock.set_now_ns(b.core.devices.ended_ns + LIVELY_NS);
-    assert!(!b.core.waits_for_devices(), "nothing ends any more");
+    assert!(!b.core.waits_for_devices(false), "nothing ends any more");
     b.gate.release();
     for _ in 0..SLEEP_SLICES {
         assert_eq!(b.end().1, Status::SUCCESS);
     }
-    assert!(!b.core.waits_for_devices(), "nothing is there");
+    assert!(!b.core.waits_for_devices(false), "nothing is there");
 }

@@ -113,7 +113,7 @@ impl Load {
             }
         }
         self.core.end_turn();
-        if ended == 0 && self.core.waits_for_devices() {
+        if ended == 0 && self.core.waits_for_devices(false) {
             let limit = std::time::Duration::from_millis(100);
             self.core.devices.ring.wait(1, Some(limit)).unwrap();
         }

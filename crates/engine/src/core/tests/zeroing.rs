@@ -157,7 +157,7 @@ fn a_late_release_is_abandoned_only_by_the_owner() {
     // A late answer is ignored.
     b.core
         .release_ended(io, generation, Released::Done(u64::MAX));
-    assert_eq!(b.core.busy_ios(), 0);
+    assert_eq!(b.core.slab.busy(), 0);
 }
 
 /// Write Zeroes must leave zeros even if the release fails; a deallocation may leave anything.

@@ -67,7 +67,7 @@ fn over_budget_many_lanes_leave_room_to_others() {
             ),
             (0, 0)
         );
-        assert_eq!((rig.b.core.busy_ios(), rig.b.core.staging.out()), (0, 0));
+        assert_eq!((rig.b.core.slab.busy(), rig.b.core.staging.out()), (0, 0));
     }
 }
 

@@ -71,7 +71,7 @@ impl Reactor {
         let record = core.record();
         let (handed_over, carried_out) = (&record.handed_over, &record.carried_out);
         let back = handed_over.load(Relaxed) as usize - core.offload.out;
-        let own = self.started - core.busy_ios();
+        let own = self.started - core.slab.busy();
         let given = own - back + carried_out.load(Relaxed) as usize;
         let begun = own + core.offload.out;
         let took = (begun - self.before.0, given - self.before.1);

@@ -140,7 +140,7 @@ impl Two {
     }
 
     fn nothing_is_left(&self) {
-        assert_eq!((self.offload(), self.b.core.busy_ios()), (0, 0));
+        assert_eq!((self.offload(), self.b.core.slab.busy()), (0, 0));
         assert_eq!(self.b.core.staging.out(), 0);
         assert_eq!(
             self.other.offload.free.len(),

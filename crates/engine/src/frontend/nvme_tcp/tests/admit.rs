@@ -68,11 +68,11 @@ fn throttled_commands_end_by_abort_or_with_their_connection() {
     assert_eq!(throttled(&rig), 5);
     drop(host);
     rig.turns(10 + SKIPPED_TURNS as usize);
-    assert_eq!((throttled(&rig), rig.core.busy_ios()), (0, 0));
+    assert_eq!((throttled(&rig), rig.core.slab.busy()), (0, 0));
     assert_eq!((rig.held_bytes(), rig.core.staging.out()), (0, 0));
     pass_window(&mut rig);
     rig.turns(2);
-    assert_eq!(rig.core.busy_ios(), 0);
+    assert_eq!(rig.core.slab.busy(), 0);
 }
 
 /// Refused commands count against the quantum, too, so that they delay no one, on any number of
@@ -137,7 +137,7 @@ fn deep_queues_over_budget_wait_in_their_connections() {
         ended.len()
     };
     assert_eq!(next(&mut rig, &mut host), 2);
-    let charge = |rig: &rig::Rig| (rig.core.busy_ios(), rig.core.staging.out());
+    let charge = |rig: &rig::Rig| (rig.core.slab.busy(), rig.core.staging.out());
     assert_eq!(charge(&rig), (24, 24));
     rig.core.begin_turn();
     rig.turns(1);
@@ -353,7 +353,7 @@ fn socket_data_over_budget_wakes_no_reactor() {
     assert!(is_awake(&mut rig));
     rest(&mut rig);
     assert!(!is_awake(&mut rig) && rig.frontend.count() == 1);
-    assert_eq!((rig.core.busy_ios(), rig.held_bytes()), (0, 0));
+    assert_eq!((rig.core.slab.busy(), rig.held_bytes()), (0, 0));
 }
 
 /// Hosts that ask to write much, through many volumes and queues, and send nothing.

@@ -88,7 +88,7 @@ fn a_disconnect_drops_throttled_requests() {
         rig.vms.tick(&mut rig.core);
         rig.left.len() == 1
     });
-    assert_eq!((throttled(&rig), rig.core.busy_ios()), (0, 0));
+    assert_eq!((throttled(&rig), rig.core.slab.busy()), (0, 0));
 }
 
 /// Stopping a ring waits for no window.
@@ -103,7 +103,7 @@ fn to_stop_a_ring_waits_for_no_budget() {
     guest.kick(0);
     rig.until("some wait", |rig| throttled(rig) >= 8);
     guest.ask(&mut rig, request::GET_VRING_BASE, &[0; 8]);
-    assert_eq!((throttled(&rig), rig.core.busy_ios()), (0, 0));
+    assert_eq!((throttled(&rig), rig.core.slab.busy()), (0, 0));
 }
 
 /// A lane within its base waits for one quantum of a burst, at most. Both VMs share a volume, so

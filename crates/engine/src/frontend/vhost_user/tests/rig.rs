@@ -301,7 +301,7 @@ impl Rig {
     pub(super) fn until_asleep(&mut self) {
         for _ in crate::patience::patiently() {
             let busy = self.turn() || self.core.must_turn() || !self.vms.is_idle();
-            if !busy && self.core.busy_ios() == 0 && self.vms.arm(&mut self.core) {
+            if !busy && self.core.slab.busy() == 0 && self.vms.arm(&mut self.core) {
                 return;
             }
         }
