@@ -213,15 +213,10 @@ impl CostTable {
     /// The same by one lookup; `None` for partial blocks and sizes above 128 KiB.
     #[inline(always)]
     #[must_use]
-    pub fn row(
-        &self,
-        route: impl Into<Route>,
-        operation: Operation,
-        len: u32,
-    ) -> Option<&ResourceVector> {
+    pub fn row(&self, route: Route, operation: Operation, len: u32) -> Option<&ResourceVector> {
         // The rotation puts partial blocks beyond all rows.
         let row = len.rotate_right(STEP.trailing_zeros()) as usize;
-        let kind = usize::from(route.into().0) * OPERATIONS.len() + operation as usize;
+        let kind = route.0 as usize * OPERATIONS.len() + operation as usize;
         (self.rows).get(row * KINDS + kind)
     }
 

@@ -6,7 +6,7 @@
 
 use super::{Bench, budget, params};
 use crate::budget::Burst;
-use crate::cost::{CostTable, OPERATIONS, Operation, Transport};
+use crate::cost::{CostTable, OPERATIONS, Operation, Route, Transport};
 use crate::scheduler::Scheduler;
 
 #[test]
@@ -45,6 +45,8 @@ fn an_admission_is_counted() {
     assert!(begun + rounds / 20 >= rounds, "{begun} of {rounds}");
 }
 
+const ROUTE: Route = Route::local(Transport::Pcie);
+
 #[inline(never)]
 fn counted_admission(
     scheduler: &mut Scheduler,
@@ -53,6 +55,6 @@ fn counted_admission(
     operation: Operation,
     len: u32,
 ) -> bool {
-    let cost = costs.row(Transport::Pcie, operation, len);
+    let cost = costs.row(ROUTE, operation, len);
     cost.is_some_and(|cost| scheduler.spend(lane, cost))
 }
