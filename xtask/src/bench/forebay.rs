@@ -28,10 +28,11 @@ pub(crate) fn build() -> Result<PathBuf> {
     profile::build("forebay", profile::cargo("build").args(["-p", "forebay"]))
 }
 
-fn serve(program: &Path, folder: &Path) -> Result<Child> {
+fn serve(program: &Path, folder: &Path, environment: &[(String, String)]) -> Result<Child> {
     let log = std::fs::File::create(folder.join("daemon.log"))?;
     let daemon = Command::new(program)
         .args(["serve", "--config", "forebay.toml"])
+        .envs(environment.iter().cloned())
         .current_dir(folder)
         .stdin(Stdio::null())
         .stdout(log.try_clone()?)
@@ -40,9 +41,18 @@ fn serve(program: &Path, folder: &Path) -> Result<Child> {
     Ok(daemon)
 }
 
+/// What differs between daemons.
+#[derive(Debug, Default)]
+pub(crate) struct Setup {
+    /// More of the configuration, after `[engine]`.
+    pub(crate) config: String,
+    pub(crate) environment: Vec<(String, String)>,
+}
+
 pub(crate) struct Forebay {
     program: PathBuf,
     folder: PathBuf,
+    environment: Vec<(String, String)>,
     daemon: Child,
     pub(crate) engine: u32,
     pub(crate) port: u16,
@@ -77,19 +87,36 @@ impl Forebay {
         size: &str,
         pool: &[&str],
     ) -> Result<Self> {
+        let setup = Setup {
+            config: format!("cpus = [{cpu}]\n"),
+            ..Setup::default()
+        };
+        Self::start_as(program, setup, device, size, pool)
+    }
+
+    /// [`start_pool`](Self::start_pool), with any configuration.
+    pub(crate) fn start_as(
+        program: &Path,
+        setup: Setup,
+        device: &str,
+        size: &str,
+        pool: &[&str],
+    ) -> Result<Self> {
         let (process, number) = (std::process::id(), STARTED.fetch_add(1, Relaxed));
         let folder = crate::cargo::target_folder().join(format!("bench-{process}-{number}"));
         let _ = std::fs::remove_dir_all(&folder);
         std::fs::create_dir_all(&folder)?;
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let config = format!(
-            "[listen]\nnvme_tcp = [\"127.0.0.1:{port}\"]\napi = \"api.sock\"\n[engine]\nreactors = 1\ncpus = [{cpu}]\n"
+            "[listen]\nnvme_tcp = [\"127.0.0.1:{port}\"]\napi = \"api.sock\"\n[engine]\nreactors = 1\n{}",
+            setup.config
         );
         std::fs::write(folder.join("forebay.toml"), config)?;
-        let daemon = serve(program, &folder)?;
+        let daemon = serve(program, &folder, &setup.environment)?;
         let mut this = Self {
             program: program.to_owned(),
             folder,
+            environment: setup.environment,
             daemon,
             engine: 0,
             port,
@@ -159,7 +186,7 @@ impl Forebay {
 
     /// Restarts the daemon without waiting.
     pub(crate) fn start_again(&mut self) -> Result<()> {
-        self.daemon = serve(&self.program, &self.folder)?;
+        self.daemon = serve(&self.program, &self.folder, &self.environment)?;
         Ok(())
     }
 

@@ -39,7 +39,7 @@ pub(crate) struct Used {
     pub(crate) others_user_cores: f64,
 }
 
-const TICKS_PER_SECOND: f64 = 100.0;
+pub(super) const TICKS_PER_SECOND: f64 = 100.0;
 
 impl Clock {
     /// `target` are the processes under test. The client must be a child that ends before
@@ -111,7 +111,8 @@ fn stat_fields(pid: &str) -> Result<Vec<u64>> {
         .collect())
 }
 
-fn ticks_of(pids: &[u32]) -> Result<u64> {
+/// Processor time of processes, in [`TICKS_PER_SECOND`].
+pub(super) fn ticks_of(pids: &[u32]) -> Result<u64> {
     let mut sum = 0;
     for pid in pids {
         let fields = stat_fields(&pid.to_string())?;
@@ -122,7 +123,7 @@ fn ticks_of(pids: &[u32]) -> Result<u64> {
 }
 
 /// This process and its ended children.
-fn children_ticks() -> Result<u64> {
+pub(super) fn children_ticks() -> Result<u64> {
     let fields = stat_fields("self")?;
     Ok((11..15).filter_map(|i| fields.get(i)).sum())
 }

@@ -11,6 +11,9 @@ mod burst_client;
 mod burst_rig;
 mod burst_spread;
 mod busy;
+mod ceph;
+mod ceph_load;
+mod ceph_pause;
 mod device;
 mod example;
 mod floor;
@@ -51,16 +54,17 @@ pub(crate) struct Options {
     pub(crate) json: Option<PathBuf>,
     /// Uses the profile `release`, for published values.
     pub(crate) release: bool,
-    /// Filter by name, e.g. `null_read_qd128`, for `bmstore`, `tcp`, `vhost`, `pcie`, `instructions`
-    /// and `pool`.
+    /// Filter by name, e.g. `null_read_qd128`, for `bmstore`, `ceph`, `tcp`, `vhost`, `pcie`,
+    /// `instructions` and `pool`.
     pub(crate) only: Option<String>,
 }
 
 type Bench = (&'static str, fn(&Options) -> Result<()>);
 
-const BENCHES: [Bench; 14] = [
+const BENCHES: [Bench; 15] = [
     ("bmstore", bmstore::run),
     ("burst", burst::run),
+    ("ceph", ceph::run),
     ("device", device::run),
     ("instructions", recording::run_instructions),
     ("mi", example::run_mi),

@@ -1,4 +1,4 @@
-//! A host that writes or reads 4 KiB at depth 32, and notes when each command began and ended.
+//! A host that writes or reads 4 KiB, and notes when each command began and ended.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc;
@@ -44,13 +44,13 @@ pub(super) struct Command {
 }
 
 /// Runs commands until `over` or the last place; returns them in the order of their ends.
-fn run(host: &mut Host, mut places: Places, over: &AtomicBool) -> Result<Vec<Command>> {
+fn run(host: &mut Host, depth: u16, mut places: Places, over: &AtomicBool) -> Result<Vec<Command>> {
     let is_read = matches!(places, Places::Reads(_));
     let mut random = fastrand::Rng::with_seed(2);
-    let mut free: Vec<u16> = (0..DEPTH).collect();
-    let mut begun = vec![Instant::now(); usize::from(DEPTH)];
+    let mut free: Vec<u16> = (0..depth).collect();
+    let mut begun = vec![Instant::now(); usize::from(depth)];
     let mut writes = Vec::with_capacity(1 << 20);
-    let mut slots = Vec::with_capacity(usize::from(DEPTH));
+    let mut slots = Vec::with_capacity(usize::from(depth));
     if let Places::Each(all) = &mut places {
         all.reverse();
     }
@@ -69,7 +69,7 @@ fn run(host: &mut Host, mut places: Places, over: &AtomicBool) -> Result<Vec<Com
             begun[usize::from(slot)] = now;
             host.submit(slot, is_read, place)?;
         }
-        if free.len() == usize::from(DEPTH) {
+        if free.len() == usize::from(depth) {
             return Ok(writes);
         }
         host.kick()?;
@@ -97,6 +97,16 @@ pub(super) fn during<T>(
     places: Places,
     act: impl FnOnce() -> Result<T>,
 ) -> Result<(T, Vec<Command>)> {
+    during_at(DEPTH, connect, places, act)
+}
+
+/// [`during`], at this depth.
+pub(super) fn during_at<T>(
+    depth: u16,
+    connect: impl FnOnce() -> Result<Host> + Send,
+    places: Places,
+    act: impl FnOnce() -> Result<T>,
+) -> Result<(T, Vec<Command>)> {
     let over = AtomicBool::new(false);
     let (connected, wait) = mpsc::channel();
     std::thread::scope(|scope| {
@@ -104,7 +114,7 @@ pub(super) fn during<T>(
             pin()?;
             let mut host = connect()?;
             connected.send(())?;
-            run(&mut host, places, &over)
+            run(&mut host, depth, places, &over)
         });
         // Without it, the writer's error follows.
         let acted = wait.recv().context("the host ended").and_then(|()| act());
@@ -126,7 +136,7 @@ pub(super) fn write_each(
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| {
             pin()?;
-            run(&mut connect()?, Places::Each(places), &never)
+            run(&mut connect()?, DEPTH, Places::Each(places), &never)
         });
         writer.join().expect("a host does not panic")
     })

@@ -15,8 +15,10 @@ pub(super) struct ReportLine {
     pub(super) bytes_per_second: f64,
     pub(super) mean_us: f64,
     pub(super) p50_us: f64,
+    pub(super) p90_us: f64,
     pub(super) p99_us: f64,
     pub(super) p999_us: f64,
+    pub(super) p9999_us: f64,
     pub(super) max_us: f64,
     pub(super) engine_cpu_us_per_op: Option<f64>,
 }
@@ -43,8 +45,10 @@ fn line(name: &str, op: &'static str, report: &LoadReport, ops: &OpReport) -> Re
         bytes_per_second: iops * f64::from(report.block_bytes),
         mean_us: ops.mean_us(),
         p50_us: ops.percentile_us(50.0),
+        p90_us: ops.percentile_us(90.0),
         p99_us: ops.percentile_us(99.0),
         p999_us: ops.percentile_us(99.9),
+        p9999_us: ops.percentile_us(99.99),
         max_us: ops.max_us(),
         engine_cpu_us_per_op: None,
     }
