@@ -114,7 +114,7 @@ fn status_of(errno: Errno, write: bool) -> Status {
         // A Ceph client was blocklisted: the next one may do it.
         Errno::SHUTDOWN => Status::COMMAND_INTERRUPTED,
         // An image became smaller.
-        Errno::NXIO => Status::LBA_OUT_OF_RANGE,
+        Errno::RANGE => Status::LBA_OUT_OF_RANGE,
         _ if write => Status::WRITE_FAULT,
         _ => Status::UNRECOVERED_READ_ERROR,
     }

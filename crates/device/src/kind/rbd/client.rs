@@ -104,8 +104,8 @@ impl Backend for CephClient {
     fn finish(&self, op: Op, result: i32) -> Finish {
         match u64::try_from(result) {
             Ok(bytes) if bytes >= op.len_bytes => Finish::Done,
-            // The image has become smaller.
-            Ok(_) => Finish::Failed(Errno::NXIO),
+            // The image has become smaller. No local device gives this error.
+            Ok(_) => Finish::Failed(Errno::RANGE),
             Err(_) => Finish::Failed(self.noted(Errno::from_raw_os_error(-result))),
         }
     }

@@ -52,7 +52,7 @@ impl OpenedImage {
         // librbd would ignore the part of a write beyond the end, without an error.
         let left = self.size_bytes.load(Relaxed).checked_sub(offset);
         if left.is_none_or(|left| left < op.len_bytes) {
-            return Submitted::Done(Err(Errno::NXIO));
+            return Submitted::Done(Err(Errno::RANGE));
         }
         let Ok(length) = usize::try_from(op.len_bytes) else {
             return Submitted::Done(Err(Errno::INVAL));

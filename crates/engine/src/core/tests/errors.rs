@@ -20,6 +20,11 @@ fn errors_become_statuses_and_end_the_command_once() {
     b.grant(0, 1, Rights::ReadWrite, 4);
     b.gate.fail(0..u64::MAX, &[OpKind::Write], Errno::IO, 1);
     assert_eq!(b.write(0, &[1; 4096]).0, Status::WRITE_FAULT);
+    // A removed drive's error, unlike that of an image that became smaller.
+    b.gate.fail(0..u64::MAX, &[OpKind::Write], Errno::NXIO, 1);
+    assert_eq!(b.write(0, &[1; 4096]).0, Status::WRITE_FAULT);
+    b.gate.fail(0..u64::MAX, &[OpKind::Write], Errno::RANGE, 1);
+    assert_eq!(b.write(0, &[1; 4096]).0, Status::LBA_OUT_OF_RANGE);
     b.gate.fail(0..u64::MAX, &[OpKind::Read], Errno::IO, 1);
     b.start(
         IoOp::Read {
@@ -53,10 +58,10 @@ fn errors_become_statuses_and_end_the_command_once() {
     assert_eq!(b.write(60 * EXTENT, &[1; 4096]).0, Status::WRITE_FAULT);
     assert_eq!(b.core.slab.busy(), 0);
     // A refused command is no device error.
-    assert_eq!(counts(&b), [1, 1, 0, 1]);
+    assert_eq!(counts(&b), [1, 3, 0, 1]);
     // Missing room is no media error of the export.
     let lane = b.core.lane(LaneIndex(3)).unwrap();
-    assert_eq!(lane.record().media_errors.load(Relaxed), 3);
+    assert_eq!(lane.record().media_errors.load(Relaxed), 4);
 }
 
 #[test]
