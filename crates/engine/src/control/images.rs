@@ -28,6 +28,7 @@ enum Work {
 
 struct Task {
     volume: VolumeId,
+    attempt: u64,
     image: ImageConfig,
     device: Arc<Device>,
     work: Work,
@@ -55,26 +56,42 @@ enum ImageState {
 struct KnownImage {
     config: ImageConfig,
     state: ImageState,
+    /// Counts its openings: events of an earlier one, perhaps by another client, are void.
+    attempt: u64,
+    measuring: Measuring,
 }
 
-type Events = (mpsc::Sender<(VolumeId, ImageEvent)>, Arc<OwnedFd>);
+/// Whether its size is being asked for. Others' changes may come faster than answers.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Measuring {
+    #[default]
+    No,
+    Yes,
+    /// It has changed meanwhile.
+    Again,
+}
+
+/// A volume, the attempt, and what happened.
+type Event = (VolumeId, u64, ImageEvent);
+type Events = (mpsc::Sender<Event>, Arc<OwnedFd>);
 
 pub(super) struct Images {
     known: BTreeMap<VolumeId, KnownImage>,
     /// The helpers' work, by client and number.
     work: BTreeMap<(DeviceIndex, u32), mpsc::Sender<Task>>,
-    events: mpsc::Receiver<(VolumeId, ImageEvent)>,
+    events: mpsc::Receiver<Event>,
     sender: Events,
 }
 
-fn report((events, bell): &Events, volume: VolumeId, event: ImageEvent) {
-    let _ = events.send((volume, event));
+fn report((events, bell): &Events, volume: VolumeId, attempt: u64, event: ImageEvent) {
+    let _ = events.send((volume, attempt, event));
     ring_bell(&**bell);
 }
 
 fn carry_out(task: Task, events: &Events) {
     let Task {
         volume,
+        attempt,
         image,
         device,
         work,
@@ -89,7 +106,7 @@ fn carry_out(task: Task, events: &Events) {
             };
             let changed = {
                 let events = events.clone();
-                Arc::new(move || report(&events, volume, ImageEvent::Changed))
+                Arc::new(move || report(&events, volume, attempt, ImageEvent::Changed))
             };
             ImageEvent::Opened(device.open_image(image.span, &name, changed))
         }
@@ -97,8 +114,11 @@ fn carry_out(task: Task, events: &Events) {
         Work::Measure => ImageEvent::Measured(device.image_size(image.span)),
         Work::Close => return device.close_image(image.span),
     };
-    report(events, volume, event);
+    report(events, volume, attempt, event);
 }
+
+/// The clients that the engine has, by device.
+pub(super) type Clients = BTreeMap<DeviceIndex, KnownDevice>;
 
 impl Images {
     pub(super) fn new(bell: Arc<OwnedFd>) -> Self {
@@ -125,20 +145,20 @@ impl Images {
         });
         let _ = work.send(task);
     }
-}
 
-/// The clients that the engine has, by device.
-pub(super) type Clients = BTreeMap<DeviceIndex, KnownDevice>;
-
-impl Images {
     /// Opens a volume's image, or tries again.
     pub(super) fn want(&mut self, clients: &Clients, volume: VolumeId, config: ImageConfig) {
         match self.known.get_mut(&volume) {
             Some(known) if known.state == ImageState::Failed => known.state = ImageState::Wanted,
             Some(_) => return,
             None => {
-                let state = ImageState::Wanted;
-                self.known.insert(volume, KnownImage { config, state });
+                let known = KnownImage {
+                    config,
+                    state: ImageState::Wanted,
+                    attempt: 0,
+                    measuring: Measuring::No,
+                };
+                self.known.insert(volume, known);
             }
         }
         self.advance(clients, volume);
@@ -146,7 +166,7 @@ impl Images {
 
     pub(super) fn forget(&mut self, clients: &Clients, volume: VolumeId) {
         if let Some(image) = self.known.remove(&volume) {
-            self.ask(clients, volume, &image.config, Work::Close);
+            self.ask(clients, volume, &image, Work::Close);
         }
     }
 
@@ -165,6 +185,7 @@ impl Images {
         for image in self.known.values_mut() {
             if image.config.device == device {
                 image.state = ImageState::Wanted;
+                image.attempt += 1;
             }
         }
     }
@@ -180,6 +201,8 @@ impl Images {
         let work = match image.state {
             ImageState::Wanted => {
                 image.state = ImageState::Opening;
+                image.attempt += 1;
+                image.measuring = Measuring::No;
                 Work::Open
             }
             ImageState::Readable if client.fenced && !is_snapshot => {
@@ -188,18 +211,27 @@ impl Images {
             }
             _ => return,
         };
-        let config = image.config.clone();
-        self.ask(clients, volume, &config, work);
+        let task = task(client, volume, image, work);
+        self.begin(task);
     }
 
-    fn ask(&mut self, clients: &Clients, volume: VolumeId, image: &ImageConfig, work: Work) {
-        if let Some(client) = clients.get(&image.device) {
-            self.begin(Task {
-                volume,
-                image: image.clone(),
-                device: client.served.device.clone(),
-                work,
-            });
+    fn ask(&mut self, clients: &Clients, volume: VolumeId, image: &KnownImage, work: Work) {
+        if let Some(client) = clients.get(&image.config.device) {
+            self.begin(task(client, volume, image, work));
+        }
+    }
+
+    /// Asks for an image's size, unless that is going on.
+    fn measure(&mut self, clients: &Clients, volume: VolumeId) {
+        let Some(image) = self.known.get_mut(&volume) else {
+            return;
+        };
+        if image.measuring != Measuring::No {
+            image.measuring = Measuring::Again;
+        } else if let Some(client) = clients.get(&image.config.device) {
+            image.measuring = Measuring::Yes;
+            let task = task(client, volume, image, Work::Measure);
+            self.begin(task);
         }
     }
 
@@ -207,12 +239,13 @@ impl Images {
     /// may go on.
     pub(super) fn take_events(&mut self, clients: &Clients) -> (Vec<FromEngine>, bool) {
         let (mut messages, mut changed) = (Vec::new(), false);
-        while let Ok((volume, event)) = self.events.try_recv() {
-            let Some(image) = self.known.get_mut(&volume) else {
-                // It was removed meanwhile.
+        while let Ok((volume, attempt, event)) = self.events.try_recv() {
+            let image = self.known.get_mut(&volume);
+            // It may have been removed meanwhile, or opened again.
+            let Some(image) = image.filter(|image| image.attempt == attempt) else {
                 continue;
             };
-            changed |= !matches!(event, ImageEvent::Changed | ImageEvent::Measured(Ok(_)));
+            changed |= !matches!(event, ImageEvent::Changed | ImageEvent::Measured(_));
             match event {
                 ImageEvent::Opened(Ok(size_bytes)) => {
                     image.state = ImageState::Readable;
@@ -220,19 +253,20 @@ impl Images {
                     self.advance(clients, volume);
                 }
                 ImageEvent::Locked(Ok(())) => image.state = ImageState::Writable,
-                ImageEvent::Measured(Ok(size_bytes)) => {
-                    messages.push(FromEngine::ImageOpened { volume, size_bytes });
-                }
-                ImageEvent::Changed => {
-                    let config = image.config.clone();
-                    self.ask(clients, volume, &config, Work::Measure);
-                }
                 ImageEvent::Opened(Err(error)) | ImageEvent::Locked(Err(error)) => {
                     image.state = ImageState::Failed;
                     messages.push(FromEngine::ImageFailed { volume, error });
                 }
-                // The next change asks again.
-                ImageEvent::Measured(Err(_)) => {}
+                ImageEvent::Changed => self.measure(clients, volume),
+                ImageEvent::Measured(size_bytes) => {
+                    // After an error, the next change asks again.
+                    if let Ok(size_bytes) = size_bytes {
+                        messages.push(FromEngine::ImageOpened { volume, size_bytes });
+                    }
+                    if std::mem::take(&mut image.measuring) == Measuring::Again {
+                        self.measure(clients, volume);
+                    }
+                }
             }
         }
         (messages, changed)
@@ -246,9 +280,19 @@ impl Images {
                 ImageState::Wanted | ImageState::Opening | ImageState::Failed => false,
             };
             if is_open {
-                report(&self.sender, *volume, ImageEvent::Changed);
+                report(&self.sender, *volume, image.attempt, ImageEvent::Changed);
             }
         }
+    }
+}
+
+fn task(client: &KnownDevice, volume: VolumeId, image: &KnownImage, work: Work) -> Task {
+    Task {
+        volume,
+        attempt: image.attempt,
+        image: image.config.clone(),
+        device: client.served.device.clone(),
+        work,
     }
 }
 
@@ -262,5 +306,56 @@ impl Control {
         if changed {
             self.post_all(|| Post::ImageChanged);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{EventfdFlags, eventfd};
+
+    const VOLUME: VolumeId = VolumeId(1);
+    const DEVICE: DeviceIndex = DeviceIndex(255);
+
+    fn state(images: &Images) -> (ImageState, u64) {
+        let image = &images.known[&VOLUME];
+        (image.state, image.attempt)
+    }
+
+    /// A lost client's helper may report late; the next client has not opened the image.
+    #[test]
+    fn events_of_a_lost_client_are_void() {
+        let bell = Arc::new(eventfd(0, EventfdFlags::NONBLOCK).unwrap());
+        let mut images = Images::new(bell);
+        let clients = Clients::new();
+        let config = ImageConfig {
+            device: DEVICE,
+            span: 3,
+            pool: "rbd".to_owned(),
+            namespace: String::new(),
+            image: "a".to_owned(),
+            snapshot: None,
+        };
+        images.want(&clients, VOLUME, config);
+        let event = |images: &mut Images, attempt, event| {
+            report(&images.sender, VOLUME, attempt, event);
+            images.take_events(&Clients::new())
+        };
+        let (messages, changed) = event(&mut images, 0, ImageEvent::Opened(Ok(4096)));
+        assert_eq!((messages.len(), changed), (1, true));
+        assert!(state(&images) == (ImageState::Readable, 0));
+
+        images.lose(DEVICE);
+        for late in [
+            ImageEvent::Locked(Ok(())),
+            ImageEvent::Opened(Ok(4096)),
+            ImageEvent::Locked(Err("blocklisted".to_owned())),
+        ] {
+            let (messages, changed) = event(&mut images, 0, late);
+            assert_eq!((messages.len(), changed), (0, false));
+            assert!(state(&images) == (ImageState::Wanted, 1));
+        }
+        event(&mut images, 1, ImageEvent::Locked(Ok(())));
+        assert!(state(&images).0 == ImageState::Writable);
     }
 }
