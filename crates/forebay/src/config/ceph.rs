@@ -53,10 +53,16 @@ pub(super) fn parse(
         let cluster = table.cluster.unwrap_or_else(|| DEFAULT_CLUSTER.to_owned());
         plain(&at, "user", &user)?;
         plain(&at, "cluster", &cluster)?;
+        let keyring = table.keyring.map(|keyring| base.join(keyring));
+        let file = base.join(table.config.unwrap_or_else(|| DEFAULT_CONFIG.into()));
+        plain_path(&at, "config", &file)?;
+        if let Some(keyring) = &keyring {
+            plain_path(&at, "keyring", keyring)?;
+        }
         let config = ClusterConfig {
-            config: base.join(table.config.unwrap_or_else(|| DEFAULT_CONFIG.into())),
+            config: file,
             user,
-            keyring: table.keyring.map(|keyring| base.join(keyring)),
+            keyring,
             cluster,
             client: match table.client {
                 ClientWord::Tenant => ClientFor::Tenant,
@@ -90,6 +96,17 @@ fn plain(at: &str, key: &str, name: &str) -> Result<(), String> {
         true => Ok(()),
         false => Err(format!(
             "{at} {key} {name:?}: a name has 1 to {MAX_NAME_BYTES} characters from A-Z, a-z, 0-9, -, _ and ."
+        )),
+    }
+}
+
+/// `?` and `&` separate the parts of a device's specification.
+fn plain_path(at: &str, key: &str, path: &Path) -> Result<(), String> {
+    let is_plain = |text: &str| !text.contains(|c: char| matches!(c, '?' | '&') || c.is_control());
+    match path.to_str().is_some_and(is_plain) {
+        true => Ok(()),
+        false => Err(format!(
+            "{at} {key} {path:?}: a path there is UTF-8 without `?`, `&` and control characters"
         )),
     }
 }
@@ -154,6 +171,8 @@ mod tests {
             ("[east]\nuser = \"a b\"", "[ceph.east] user"),
             ("[east]\ncluster = \"\"", "[ceph.east] cluster"),
             ("[east]\ncluster = \"../ceph\"", "[ceph.east] cluster"),
+            ("[east]\nconfig = \"/a?b\"", "[ceph.east] config"),
+            ("[east]\nkeyring = \"/a&b\"", "[ceph.east] keyring"),
             ("[east]\nkey = \"AQ==\"", "unknown field `key`"),
             ("[east]\nclient = \"node\"", "`tenant` or `volume`"),
             ("[east]\niops = 5", "by both `iops` and"),
