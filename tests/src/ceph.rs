@@ -57,15 +57,25 @@ fn end_with_this(folder: &Path) -> Result<ChildStdin> {
     waiting.stdin.take().context("its input is piped")
 }
 
+/// Whether to skip a test because Ceph's packages can't be had. In CI, that is an error.
+pub fn must_skip() -> Result<bool> {
+    match Programs::prepare(Release::V16) {
+        Ok(_) => Ok(false),
+        Err(error) if std::env::var_os("CI").is_some() => {
+            Err(error.context("CI needs Ceph's packages"))
+        }
+        Err(error) => {
+            println!("skipped: Ceph's packages can't be had: {error:#}");
+            Ok(true)
+        }
+    }
+}
+
 /// The shared cluster, with authentication. `None`: skip the test.
 pub fn cluster() -> Result<Option<SharedCluster>> {
     let mut shared = CLUSTER.lock().unwrap_or_else(PoisonError::into_inner);
     if shared.is_none() {
-        if let Err(error) = Programs::prepare(Release::V16) {
-            if std::env::var_os("CI").is_some() {
-                return Err(error.context("CI needs Ceph's packages"));
-            }
-            println!("skipped: Ceph's packages can't be had: {error:#}");
+        if must_skip()? {
             return Ok(None);
         }
         let number = RandomState::new().build_hasher().finish();

@@ -37,6 +37,9 @@ struct Lab {
 
 #[test]
 fn rbd_library_on_a_cluster() {
+    if forebay_tests::ceph::must_skip().unwrap() {
+        return;
+    }
     let folder = tempfile::tempdir().unwrap();
     let options = Options::new(&folder.path().join("ceph"), Release::V16);
     let cluster = Cluster::start(&options).unwrap();
