@@ -54,7 +54,7 @@ pub struct ClusterConfig {
     pub cluster: String,
     /// Which volumes of it share a client in the engine.
     pub client: ClientFor,
-    /// What it can give this node; tenants' bases are guaranteed only against that.
+    /// The capacity that it has for this node. Without one, no tenant's base is guaranteed there.
     pub capacity: Option<Rate>,
 }
 

@@ -174,7 +174,7 @@ fn fio(cluster: &Cluster, image: &str) -> Command {
     command
 }
 
-/// Makes an image and writes all of it, so that reads meet objects.
+/// Makes an image and writes all of it: a read of an unwritten object would be faster.
 fn make_image(cluster: &Cluster, name: &str, bytes: u64) -> Result<()> {
     let path = format!("{}/{name}", ceph::POOL);
     cluster.rbd(&["create", &path, "--size", &format!("{}M", bytes / MIB)])?;

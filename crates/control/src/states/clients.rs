@@ -113,7 +113,7 @@ impl CephClients {
         }
     }
 
-    /// The earlier clients are blocklisted: only `address` still writes.
+    /// The earlier clients are blocklisted: only the last one still writes.
     pub(crate) fn fenced(&self, device: DeviceIndex) {
         let pool = &mut self.base.core.borrow_mut().pool;
         let Some(client) = pool.images().client(device) else {

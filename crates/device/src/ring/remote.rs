@@ -206,8 +206,8 @@ fn scatter(bytes: &[u8], memory: &IoMemory) {
     each(memory, |buf| {
         let (here, after) = rest.split_at(rest.len().min(buf.len_bytes() as usize));
         rest = after;
-        // SAFETY: the memory is that of a read whose completion nobody has taken, so it is
-        // writable by `Buf::new`'s contract. Wrong for an operation that has ended.
+        // SAFETY: the completion of this read has not been taken. Until then the memory is writable
+        // by `Buf::new`'s contract.
         unsafe { std::ptr::copy_nonoverlapping(here.as_ptr(), buf.ptr().as_ptr(), here.len()) };
     });
 }

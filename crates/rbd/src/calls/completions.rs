@@ -81,8 +81,8 @@ impl Completions {
         armed.is_ok() || armed == Err(SLEEPING)
     }
 
-    /// Withdraws [`arm`](Self::arm) after a sleep, and what was written. The descriptor may still
-    /// become readable once, by a thread that is about to write.
+    /// Ends [`arm`](Self::arm) after a sleep, and makes the descriptor unreadable. A thread that is
+    /// about to write may make it readable once more.
     pub fn disarm(&self) {
         let _ = self
             .head
